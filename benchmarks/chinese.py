@@ -23,7 +23,6 @@ CELLS = {
     "end in a graph of its own / in the last micro-batch's": "窗口结束部分单独成图 / 并入最后一个微批次的计算图",
     "dynamic loss scale": "动态损失缩放",
     "two terms / one number": "两项损失 / 单个损失",
-    "term of the window / one number": "窗口级的项 / 单个损失",
     "driver in default mode / graph mode": "驱动：默认模式 / 图模式",
     "`Model` in default mode / graph mode": "`Model`：默认模式 / 图模式",
     "plain loop with `Accumulator` / without": "普通循环：使用 `Accumulator` / 不使用",

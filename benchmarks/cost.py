@@ -31,7 +31,6 @@ COMPARED_WITH = {
     "windows, dynamic loss scale": "windows",
     "windows, average": "windows",
     "windows, two terms": "windows, one number",
-    "windows, statistic": "windows, one number",
     "windows, default mode": "windows",
     "Model, default mode": "Model, graph mode",
     "loop, Accumulator": "loop, plain",

@@ -70,7 +70,6 @@ _PIECES = {
     "dynamic loss scale": "windows, dynamic loss scale",
     "EMA": "windows, average",
     "two terms / one number": "windows, two terms",
-    "term of the window / one number": "windows, statistic",
     "driver in default mode / graph mode": "windows, default mode",
     "`Model` in default mode / graph mode": "Model, default mode",
     "plain loop with `Accumulator` / without": "loop, Accumulator",
@@ -396,10 +395,6 @@ GOALS = (
         for name in ("lenet5", "mlp")
     ),
     *(Goal(f"{name}: two terms / one number", 1.02, partial(_ratio, name, "windows, two terms")) for name in _NETWORKS),
-    *(
-        Goal(f"{name}: term of the window / one number", 1.35, partial(_ratio, name, "windows, statistic"))
-        for name in _NETWORKS
-    ),
 )
 
 

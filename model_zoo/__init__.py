@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from .lenet import LeNet5 as LeNet5
     from .mlp import MLP as MLP
     from .models import MODELS as MODELS
-    from .moe import LossWithBalance as LossWithBalance
-    from .moe import MoEGPT as MoEGPT
-    from .moe import balance as balance
     from .next_token import NextTokenLoss as NextTokenLoss
     from .objectives import AuxiliaryHeads as AuxiliaryHeads
     from .objectives import DistillationLoss as DistillationLoss
@@ -42,17 +39,14 @@ _MODULES = {
     "DistillationLoss": "objectives",
     "GPT": "gpt",
     "LeNet5": "lenet",
-    "LossWithBalance": "moe",
     "MLP": "mlp",
     "MODELS": "models",
-    "MoEGPT": "moe",
     "NextTokenLoss": "next_token",
     "OPTIMIZERS": "optimizers",
     "PolicyLoss": "objectives",
     "RECIPES": "recipes",
     "ResNet18": "resnet",
     "SmallResNet": "small_resnet",
-    "balance": "moe",
     "create_dataset": "data.dataset",
     "create_text_dataset": "data.text",
     "download_cifar10": "data.download",

@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .layers.dropout import CountedDropout as CountedDropout
     from .layers.dropout import replace_dropout as replace_dropout
     from .loss.terms import Terms as Terms
-    from .loss.terms import WindowStatistic as WindowStatistic
     from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
     from .model_step import FlushTail as FlushTail
     from .network.runtime import tune_cpu as tune_cpu
@@ -81,7 +80,6 @@ _MODULES = {
     "TrainOptim": "engine.cells",
     "UpdateRecord": "training.record",
     "Verification": "verification",
-    "WindowStatistic": "loss.terms",
     "ZeroOptimizer": "ranks.zero",
     "batch_schedule": "schedules",
     "batch_to_group_norm": "layers.batch_norm",

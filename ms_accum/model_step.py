@@ -528,8 +528,6 @@ class _EvaluateTerms(Compiled):
         self.eval_of, self.loss_fn, self.average, self.updates = network, runnable(loss_fn), average, updates
         terms: Any = objective.terms
         self.terms, self.names = terms, terms.names
-        self.functions: Any = tuple(terms.statistics.get(name) for name in self.names)
-        self.tensors = terms.tensors
 
     def __call__(self, *columns: Any) -> Any:
         coefficients = Tensor(self.terms.coefficients(self.updates()), ms.float32)
@@ -541,12 +539,7 @@ class _EvaluateTerms(Compiled):
         columns, coefficients, counts = inputs[:-2], inputs[-2], inputs[-1]
         output = call(self.eval_of, columns) if self.loss_fn is None else self.eval_of(columns[0])
         losses = output if self.loss_fn is None else call(self.loss_fn, (output, *columns[1:]))
-        losses = terms_of(self.owner, self.names, losses, self.tensors)
-        scalars: Any = ()
-        for number in range(len(counts)):
-            is_statistic = self.tensors[number]
-            scalars = (*scalars, self.functions[number](losses[number]) if is_statistic else losses[number])
-        loss = weighed(scalars, coefficients, counts)
+        loss = weighed(terms_of(self.owner, self.names, losses), coefficients, counts)
         return (loss, loss, loss) if self.loss_fn is None else (loss, output, *columns[1:])
 
 

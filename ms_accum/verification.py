@@ -265,7 +265,7 @@ class _Trial:
         shown = ", ".join(f"'{name}' is off by {difference:.2g}" for name, difference in missing.items())
         return (
             f"'weight' does not match what these terms average over: {shown}. Give for each the number by which the "
-            "loss divides; for a term that compares the rows of a batch, use CoupledLoss or WindowStatistic."
+            "loss divides; for a term that compares the rows of a batch, use CoupledLoss."
         )
 
     def _layers(self) -> tuple[list[nn.Cell], list[nn.Cell]]:

@@ -6,14 +6,14 @@ Run by tests/ranks_job.py.
 from __future__ import annotations
 
 import numpy as np
-from mindspore import nn, ops
+from mindspore import nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
 import ms_accum.training.terms
 import ranks
 import several_terms
-from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation, Terms, WindowStatistic, ZeroOptimizer
+from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation, Terms, ZeroOptimizer
 from reference import digest
 
 N = 2
@@ -47,21 +47,6 @@ def trained_by(group, data=data_of, weight=several_terms.WEIGHT, loss_fn=None, z
         "left out": model.left_out,
         "counts": [model.updates, model.skipped],
     }
-
-
-def largest(sums):
-    return ops.sum(ops.square(sums[:-1] / sums[-1]))
-
-
-class WithStatistic(several_terms.Loss):
-    """A term over tokens, and the sums for one over all rows."""
-
-    def construct(self, logits, labels):
-        sums = ops.concat((ops.sum(logits, (0, 1)), ops.reshape(ops.sum(ops.ones_like(logits[:, 0, 0])), (1,))))
-        return {"ce": super().construct(logits, labels)["ce"], "statistic": sums}
-
-
-STATISTIC = {"ce": several_terms.WEIGHT["ce"], "statistic": WindowStatistic(largest)}
 
 
 def nothing_counts(group):
@@ -136,7 +121,6 @@ def run_scenarios(group):
         "in model": ranks.on_host(in_model, group),
         "zero 2": ranks.on_host(trained_by, group, zero=True, **every),
         "left out": ranks.on_host(trained_by, group, spoiled, nonfinite="skip_micro"),
-        "statistic": ranks.on_host(trained_by, group, weight=STATISTIC, loss_fn=WithStatistic()),
         "nothing counts": ranks.on_host(nothing_counts, group),
         "factors": ranks.on_host(factors, group),
         "exchanges": ranks.on_host(exchanges, group),

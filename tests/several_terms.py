@@ -6,8 +6,6 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from ms_accum import WindowStatistic
-
 FEATURES, TOKENS, CLASSES = 6, 5, 3
 WEIGHT = {"ce": lambda x, y: (y >= 0).sum(), "entropy": "rows", "size": 1}
 COEFFICIENTS = {"entropy": 0.7, "size": 0.1}
@@ -47,31 +45,6 @@ class SumOfLoss(Loss):
     def construct(self, logits, labels):
         terms = super().construct(logits, labels)
         return terms["ce"] + 0.7 * terms["entropy"] + 0.1 * terms["size"]
-
-
-def balance(sums):
-    """Routed shares times mean probabilities, as the balance of experts."""
-    return ops.sum(sums[:CLASSES] * sums[CLASSES : 2 * CLASSES]) / ops.square(sums[2 * CLASSES])
-
-
-STATISTIC = {"ce": WEIGHT["ce"], "balance": WindowStatistic(balance)}
-
-
-class Routed(nn.Cell):
-    """A term over tokens, and the sums for a balance of all tokens."""
-
-    def __init__(self):
-        super().__init__()
-        self.loss = Loss()
-
-    def construct(self, logits, labels):
-        p = ops.reshape(ops.softmax(logits, -1), (-1, CLASSES))
-        routed = ops.cast(p >= ops.amax(p, 1, keepdims=True), ms.float32)
-        count = ops.reshape(ops.sum(ops.ones_like(p[:, 0])), (1,))
-        return {
-            "ce": self.loss(logits, labels)["ce"],
-            "balance": ops.concat((ops.sum(routed, 0), ops.sum(p, 0), count)),
-        }
 
 
 def data_of(rows, seed=0, masked=()):

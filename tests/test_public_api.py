@@ -49,7 +49,6 @@ SIGNATURES = {
     ms_accum.Terms: "(weight, coefficients=None, *, group=None)",
     ms_accum.Terms.scale: "(self, losses, factors, counts)",
     ms_accum.Terms.factors: "(self, window, updates=0)",
-    ms_accum.WindowStatistic: "(function)",
     ms_accum.CountedDropout: "(p=0.5, *, seed=0, layer=0)",
     ms_accum.CountedDropout.construct: "(self, x)",
     ms_accum.batch_to_group_norm: "(network, groups=32)",

@@ -98,14 +98,6 @@ def test_compiled_model_trains_like_the_oracle():
     assert losses == [0.0, 0.0, pytest.approx(terms.loss_of(means), rel=1e-5)]
 
 
-def test_statistic_in_model():
-    network, options = terms.Net(), {"weight": terms.STATISTIC, "coefficients": {"balance": 0.3}}
-    fit(step_of(network, terms.Routed(), 7, **options))
-    other, _ = trained_by_driver(7, loss_fn=terms.Routed(), **options)
-    found, expected = (terms.flat(p.asnumpy() for p in each.trainable_params()) for each in (network, other))
-    assert terms.error(found, expected) <= 1e-6
-
-
 def test_flush_runs_what_is_collected():
     network = terms.Net()
     expected, _ = terms.oracle(network, DATA[:2])

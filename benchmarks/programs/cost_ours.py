@@ -13,7 +13,7 @@ from ours import VERSIONS, driver, tuned
 from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
-from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, WindowStatistic
+from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail
 from ms_accum.engine.cells import part_of_larger_graph
 from ms_accum.engine.collaborators import resolve
 from ms_accum.engine.window import new_window
@@ -42,25 +42,10 @@ def two_terms(outputs: Any, targets: Any) -> Any:
     return {"ce": _CE(outputs, targets), "size": ops.mean(ops.square(outputs))}
 
 
-def with_sums(outputs: Any, targets: Any) -> Any:
-    """Return a term, and the sums for one of the window."""
-    return {"ce": _CE(outputs, targets), "size": ops.sum(outputs, 0)}
-
-
-def of_sums(sums: Any) -> Any:
-    """Return the term of the window."""
-    return ops.mean(ops.square(sums))
-
-
 # Losses of several terms, beside the same as one number.
 TERMS: dict[str, dict[str, Any]] = {
     "one number": {"loss_fn": one_number},
     "two terms": {"loss_fn": two_terms, "weight": {"ce": "rows", "size": "rows"}, "coefficients": {"size": 0.1}},
-    "statistic": {
-        "loss_fn": with_sums,
-        "weight": {"ce": "rows", "size": WindowStatistic(of_sums)},
-        "coefficients": {"size": 1e-6},
-    },
 }
 _ADDED = 8  # micro-batches in a call that only adds
 _MODEL = ("Model, graph mode", "Model, default mode")

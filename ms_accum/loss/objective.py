@@ -12,7 +12,6 @@ from mindspore import Tensor, nn
 
 from .. import _check
 from ..layers.batch_norm import warn_about_batch_norm
-from ..network.generators import random_layers
 from ..ranks.group import Group, gather
 from .additivity import AdditivityCheck, numbers_rows
 from .first_micro_batch import ColumnsCheck, check_row_numbers
@@ -99,14 +98,7 @@ class Objective:
             if self.reduction != "mean":
                 remedy = "Each term is divided by what it averages over."
                 _check.raise_invalid(ValueError, self._owner, "reduction", "'mean' with several terms", "'sum'", remedy)
-            terms = terms_for(self._owner, weight, coefficients, group)
-            cells = [cell for cell in (self.network, self.loss_fn) if isinstance(cell, nn.Cell)]
-            random = [name for cell in cells for name in random_layers(cell)]
-            if terms.statistics and random:
-                rule = "one whose second forward repeats the first with a WindowStatistic"
-                remedy = "Call replace_dropout(network) first."
-                _check.raise_invalid(ValueError, self._owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
-            return terms
+            return terms_for(self._owner, weight, coefficients, group)
         if coefficients is not None:
             rule = "None unless 'weight' is a dict of terms"
             _check.raise_invalid(ValueError, self._owner, "coefficients", rule, coefficients)

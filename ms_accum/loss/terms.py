@@ -19,48 +19,6 @@ from .known_losses import as_number, divisor_of, loss_reduction, runnable
 _COUNTS = "'rows', 'elements', a number > 0, one of MindSpore's losses, or a function of the columns"
 
 
-class WindowStatistic:
-    """A term that is a function of a sum over the window, such as the balance of a mixture of experts.
-
-    Give it as the `weight` of the term. The loss function returns under the term's name a tensor of sums over the rows
-    of the micro-batch, of the same shape for all. Each micro-batch is run forward twice: first for the sums, then with
-    the gradient of the function. Only the sums are stored, not activations.
-
-    Args:
-        function (Union[Cell, Callable]): returns the term, a scalar, from the sums over the window and the ranks.
-
-    Raises:
-        TypeError: If `function` can't be called.
-
-    Supported Platforms:
-        ``CPU`` (``Ascend`` and ``GPU`` not run here)
-
-    Examples:
-        >>> import numpy as np
-        >>> import mindspore as ms
-        >>> from mindspore import Tensor, nn, ops
-        >>> from ms_accum import GradientAccumulation, WindowStatistic
-        >>> net, mse = nn.Dense(4, 2), nn.MSELoss()
-        >>> def loss_fn(outputs, targets):
-        ...     return {"error": mse(outputs, targets), "balance": ops.sum(ops.abs(outputs), 0)}
-        >>> def balance(sums):
-        ...     return ops.sum(ops.square(sums / ops.sum(sums)))
-        >>> weight = {"error": "elements", "balance": WindowStatistic(balance)}
-        >>> optimizer = nn.SGD(net.trainable_params(), 0.1)
-        >>> model = GradientAccumulation(net, loss_fn, optimizer, weight=weight, coefficients={"balance": 0.01})
-        >>> rows = Tensor(np.random.randn(16, 4), ms.float32), Tensor(np.random.randn(16, 2), ms.float32)
-        >>> model.train_process(1, [rows], micro_batch_size=4, report=(), ckpt_path=None)
-        >>> model.updates
-        1
-    """
-
-    def __init__(self, function: Callable):
-        if not callable(function):
-            rule = "a Cell or a function"
-            _check.raise_invalid(TypeError, "WindowStatistic", "function", rule, type(function).__name__)
-        self.function = function
-
-
 @ms.jit_class
 class Terms:
     """What each term of a loss averages over, and its coefficient: for your own training loop.
@@ -129,10 +87,6 @@ class Terms:
             _check.raise_invalid(ValueError, owner, "weight", "a dict from the names of terms", weight)
         self.names = tuple(weight)
         """tuple[str], the names of the terms, in the order of the losses if these are a tuple."""
-        self.statistics = {name: value.function for name, value in weight.items() if isinstance(value, WindowStatistic)}
-        """dict, the functions of the terms that are a function of a sum over the window."""
-        self.tensors = tuple(name in self.statistics for name in self.names)
-        """tuple[bool], whether the loss returns a tensor for each term, the sums of a statistic."""
         self._counts = [_count_of(owner, name, value) for name, value in weight.items()]
         given = {} if coefficients is None else coefficients
         if not isinstance(given, Mapping):
@@ -163,11 +117,8 @@ class Terms:
             updates (int): the number of updates so far, for coefficients that change. Default: 0.
 
         Raises:
-            ValueError: If the window is empty, or a term is a `WindowStatistic`.
+            ValueError: If the window is empty.
         """
-        if self.statistics:
-            rule = "without a WindowStatistic in your own loop, which would have to run each micro-batch twice"
-            _check.raise_invalid(ValueError, self._owner, "weight", rule, "one", "Use GradientAccumulation.")
         window = window if isinstance(window, Tensor) else list(window)
         if not len(window) or not all(isinstance(columns, (tuple, list)) for columns in window):
             rule, got = "a list of the columns of each micro-batch", type(window).__name__ if len(window) else "[]"
@@ -204,7 +155,7 @@ class Terms:
     def check(self, owner: str, losses: Any, of_loss_fn: bool) -> None:
         """Raise an error if these are not the terms, as `known_losses.scalar` does for a loss of one."""
         del of_loss_fn
-        terms_of(owner, self.names, losses, self.tensors)
+        terms_of(owner, self.names, losses)
 
     # What `Weight` does; nothing here depends on the window.
 
@@ -222,8 +173,6 @@ class Terms:
 
 def _count_of(owner: str, name: str, value: Any) -> Callable[[tuple], float]:
     """Return what computes the number that a term of a micro-batch is divided by, from its columns."""
-    if isinstance(value, WindowStatistic):
-        return lambda columns: 1.0  # its mean over the micro-batches is the term, which is the same for all
     if isinstance(value, str) and value == "rows":
         return lambda columns: float(columns[0].shape[0])
     if isinstance(value, str) and value == "elements":
@@ -287,15 +236,13 @@ class LossOfTerms(nn.Cell):
 
     def __init__(self, owner: str, network: nn.Cell, loss_fn: Any, terms: Terms):
         super().__init__(auto_prefix=False)
-        self.owner, self.names, self.tensors = owner, terms.names, terms.tensors
+        self.owner, self.names = owner, terms.names
         self.network, self.loss_fn = network, runnable(loss_fn)
 
     def construct(self, *columns: Any) -> Any:
         if self.loss_fn is None:
-            return terms_of(self.owner, self.names, call(self.network, columns), self.tensors)
-        return terms_of(
-            self.owner, self.names, call(self.loss_fn, (self.network(columns[0]), *columns[1:])), self.tensors
-        )
+            return terms_of(self.owner, self.names, call(self.network, columns))
+        return terms_of(self.owner, self.names, call(self.loss_fn, (self.network(columns[0]), *columns[1:])))
 
 
 class WeighedTerms(nn.Cell):
@@ -306,9 +253,7 @@ class WeighedTerms(nn.Cell):
 
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns.
-        - **\\*gradients** (tuple[Tensor]) - for each term that is a statistic the gradient of the window's loss; then,
-          if there are any, what they add to the second output.
-        - **factors** (Tensor) - a factor for each term; not used for statistics.
+        - **factors** (Tensor) - a factor for each term.
         - **shares** (Tensor) - the part of what each term counts in the window that is in this micro-batch.
         - **counts** (tuple[bool]) - whether each term counts. A term that does not, because it is a mean over nothing,
           is not differentiated: its gradient would be 0 times 0/0. So each such tuple has a graph of its own.
@@ -320,26 +265,16 @@ class WeighedTerms(nn.Cell):
     def __init__(self, terms: LossOfTerms):
         super().__init__(auto_prefix=False)
         self.terms = terms
-        self.tensors = terms.tensors
-        self.inputs = 3 + sum(terms.tensors) + any(terms.tensors)
 
     def construct(self, *inputs: Any) -> Any:
         factors, shares, counts = inputs[-3], inputs[-2], inputs[-1]
-        columns = len(inputs) - self.inputs
-        losses = call(self.terms, inputs[:columns])
-        products = Tensor(0.0, ms.float32)
+        losses = call(self.terms, inputs[:-3])
         scalars: Any = []
         for number in range(len(counts)):
-            if self.tensors[number]:
-                products = products + ops.sum(losses[number] * inputs[columns])
-                columns = columns + 1
-            scalars.append(losses[number] if counts[number] and not self.tensors[number] else Tensor(0.0, ms.float32))
+            scalars.append(losses[number] if counts[number] else Tensor(0.0, ms.float32))
         stacked = ops.stack(scalars)
         total = ops.sum(factors * stacked)
-        parts = ops.cat((ops.reshape(total, (1,)), shares * stacked))
-        if self.inputs > 3:
-            return total + products, parts + inputs[-4]
-        return total, parts
+        return total, ops.cat((ops.reshape(total, (1,)), shares * stacked))
 
 
 def weighed(losses: tuple, factors: Any, counts: Any) -> Any:
@@ -353,14 +288,13 @@ def weighed(losses: tuple, factors: Any, counts: Any) -> Any:
     return total
 
 
-def terms_of(owner: str, names: tuple[str, ...], losses: Any, tensors: Any = ()) -> Any:
+def terms_of(owner: str, names: tuple[str, ...], losses: Any) -> Any:
     """Return the terms in the order of their names, in float32. Runs on the host and while a graph is compiled.
 
     Args:
         owner (str): the name used in error messages.
         names (tuple[str]): the names.
         losses (Union[dict, tuple]): the terms, as the user's function returns them.
-        tensors (tuple[bool]): whether each may be a tensor, not only a scalar. Default: ``()``, none.
 
     Raises:
         TypeError: If these are not terms.
@@ -391,7 +325,7 @@ def terms_of(owner: str, names: tuple[str, ...], losses: Any, tensors: Any = ())
             raise TypeError(
                 f"For '{owner}', the terms of the loss must be scalars, but got None for '{names[number]}'."
             )
-        if term.ndim != 0 and not (len(tensors) and tensors[number]):
+        if term.ndim != 0:
             raise ValueError(f"For '{owner}', the terms of the loss must be scalars, but got shape {term.shape}.")
         converted.append(ops.cast(term, ms.float32))
     return tuple(converted)

@@ -129,12 +129,11 @@ class _LossAndOutput(Compiled):
         super().__init__(_OWNER, compiles, network, loss_fn)
         self.network, self.loss_fn = network, runnable(loss_fn)
         self.names: Any = () if terms is None else terms.names
-        self.tensors: Any = () if terms is None else terms.tensors
 
     def construct(self, data: Any, *labels: Any) -> Any:
         output = self.network(data)
         loss = call(self.loss_fn, (output, *labels))
-        return (terms_of(_OWNER, self.names, loss, self.tensors) if self.names else loss), output
+        return (terms_of(_OWNER, self.names, loss) if self.names else loss), output
 
 
 class Evaluation:

@@ -8,23 +8,16 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 
-from .. import _check
 from ..engine.collaborators import Collaborators
 from ..engine.nonfinite import SkipMicro
-from ..loss.known_losses import runnable, scalar
 from ..loss.objective import Objective
-from ..loss.terms import LossOfTerms, Terms, summed
-from ..network.calls import call
-from ..network.compiled import Compiled
+from ..loss.terms import Terms, summed
 from ..network.optimizers import LearningRate
 from ..network.parameters import copied
 from ..network.restoring import copies_of, restore
-from ..ranks.group import Group
 from ..ranks.heartbeat import heartbeat
-
-_OWNER = "GradientAccumulation"
 
 # Of the columns of a window, which are kept until it ends.
 LIMIT = 2**32
@@ -52,88 +45,6 @@ class _Loss:
         if self.value is None:
             raise RuntimeError("For 'weight', the window has not been run yet.")
         return self.value.asnumpy()
-
-
-class _Statistics(Compiled):
-    """The first pass: returns a micro-batch's sums from its columns."""
-
-    def __init__(self, terms: LossOfTerms, compiles: bool):
-        super().__init__(_OWNER, compiles, terms.network, terms.loss_fn)
-        self.terms = terms
-        self.numbers = tuple(number for number, is_tensor in enumerate(terms.tensors) if is_tensor)
-
-    def construct(self, *columns: Any) -> Any:
-        losses = call(self.terms, columns)
-        return tuple([losses[number] for number in self.numbers])
-
-
-class _TermOfStatistic(Compiled):
-    """Returns a term of the window, and its gradient, from the sums over the window."""
-
-    def __init__(self, function: Callable, compiles: bool):
-        super().__init__(_OWNER, compiles, function)
-        self.function = runnable(function)
-        self.differentiate = ms.value_and_grad(self.forward, 0)
-
-    def forward(self, sums: Any) -> Any:
-        return scalar("WindowStatistic", self.function(sums), True)
-
-    def construct(self, sums: Any) -> Any:
-        return self.differentiate(sums)
-
-
-class _FirstPass:
-    """Computes the terms that are functions of sums over a window, in a pass over it before the one that trains.
-
-    Args:
-        objective (Objective): the network and the terms.
-        trained (Sequence[Parameter]): the parameters that are trained; others are restored after the pass, such as the
-            counters of random layers, because the one that trains must repeat it.
-        group (Optional[Group]): the ranks.
-        compiles (bool): whether the pass is compiled in PyNative mode.
-    """
-
-    def __init__(self, objective: Objective, trained: Sequence[Parameter], group: Group | None, compiles: bool):
-        terms: Any = objective.terms
-        for name, function in terms.statistics.items():
-            parameters = function.get_parameters() if isinstance(function, nn.Cell) else ()
-            if {id(parameter) for parameter in parameters} & {id(parameter) for parameter in trained}:
-                rule = "one without parameters that are trained"
-                remedy = "Give the network such a factor."
-                _check.raise_invalid(ValueError, "WindowStatistic", "function", rule, f"another for {name!r}", remedy)
-        # Not only of the network: the loss may have counters, too.
-        self._network, self._trained, self._group = objective.evaluated, trained, group
-        self._names = terms.names
-        self._sums_of: Callable = _Statistics(objective.evaluated, compiles)
-        self._functions = {name: _TermOfStatistic(function, compiles) for name, function in terms.statistics.items()}
-
-    def __call__(
-        self, collected: Sequence[_Collected], coefficients: np.ndarray, divisors: np.ndarray
-    ) -> tuple[Tensor, ...]:
-        """Return the gradients of the terms, and what they add to each micro-batch's parts of the loss and the terms.
-
-        Args:
-            collected (Sequence): the micro-batches of the window on this rank.
-            coefficients (np.ndarray): the coefficients of all terms.
-            divisors (np.ndarray): what each counts in the window: for these terms the micro-batches of all ranks.
-        """
-        copies = copies_of(self._network, self._trained)
-        sums = [[array.asnumpy() for array in self._sums_of(*micro_batch.columns)] for micro_batch in collected]
-        restore(copies)
-        added, gradients = np.zeros(1 + len(self._names)), []
-        for (name, function), arrays in zip(self._functions.items(), zip(*sums)):
-            size, shape = arrays[0].size, arrays[0].shape
-            if any(array.shape != shape for array in arrays):
-                rule = "with sums of the same shape for all micro-batches"
-                shapes = sorted({array.shape for array in arrays})
-                _check.raise_invalid(ValueError, "WindowStatistic", "loss_fn", rule, f"{shapes} for {name!r}")
-            total = summed([array.ravel() for array in arrays], size, self._group).reshape(shape)
-            value, gradient = function(Tensor(total, ms.float32))
-            at = self._names.index(name)
-            added[1 + at] = float(value.asnumpy()) / divisors[at]
-            added[0] += coefficients[at] * added[1 + at]
-            gradients.append(gradient * Tensor(coefficients[at], ms.float32))
-        return (*gradients, Tensor(added, ms.float32))
 
 
 class WindowOfTerms:
@@ -164,9 +75,6 @@ class WindowOfTerms:
         self._group, self._skips = collaborators.group, skips
         self._network, self._trained = objective.forward, collaborators.parameters
         self._learning_rate = LearningRate(collaborators.optimizer)
-        self._first_pass: _FirstPass | None = None
-        if terms.statistics:
-            self._first_pass = _FirstPass(objective, self._trained, self._group, collaborators.compiles)
         self._collected: list[_Collected] = []
         self._bytes = 0
 
@@ -216,15 +124,12 @@ class WindowOfTerms:
         if not divisors.any():
             return False
         coefficients, safe = self._terms.coefficients(self._updates()), np.where(divisors > 0, divisors, 1.0)
-        gradients: tuple = ()
-        if self._first_pass is not None:
-            gradients = self._first_pass(collected, coefficients, divisors)
         for micro_batch in collected:
             shares = np.array(micro_batch.divisors) / safe
             numbers = [Tensor.from_numpy(array.astype(np.float32)) for array in (coefficients * shares, shares)]
             counts = tuple(divisor > 0 for divisor in micro_batch.divisors)
             closing = 0.0 if may_close and micro_batch is collected[-1] and self._runner.closes else None
-            inputs = (*micro_batch.columns, *gradients, *numbers, counts)
+            inputs = (*micro_batch.columns, *numbers, counts)
             micro_batch.loss.value = self._runner.add(inputs, None, closing)
             heartbeat().beat()
         return True
@@ -327,7 +232,7 @@ class TermLosses:
 
 
 class TermsOfBatches:
-    """The mean loss of an evaluation, and of each of its terms; statistics are summed over all batches.
+    """The mean loss of an evaluation, and of each of its terms.
 
     Args:
         terms (Terms): the terms.
@@ -335,9 +240,8 @@ class TermsOfBatches:
     """
 
     def __init__(self, terms: Terms, updates: int):
-        self._functions = {name: runnable(function) for name, function in terms.statistics.items()}
         self._coefficients = dict(zip(terms.names, terms.coefficients(updates)))
-        self._sums: dict[str, Any] = dict.fromkeys(terms.names, 0.0)
+        self._sums = dict.fromkeys(terms.names, 0.0)
         self._divisors = dict.fromkeys(terms.names, 0.0)
         self.last = Tensor(0.0, ms.float32)
         """Tensor, the loss of the last batch, for callbacks."""
@@ -348,21 +252,16 @@ class TermsOfBatches:
         loss = 0.0
         for name, term, divisor in zip(self._sums, losses, divisors):
             if divisor:
-                values = term.asnumpy().astype(np.float64)
-                loss += self._coefficients[name] * self._mean(name, values, 1.0)
-                self._sums[name] = self._sums[name] + (values if name in self._functions else values * divisor)
+                value = float(term.asnumpy())
+                loss += self._coefficients[name] * value
+                self._sums[name] += value * divisor
                 self._divisors[name] += divisor
         self.last = Tensor(loss, ms.float32)
-
-    def _mean(self, name: str, total: Any, divisor: float) -> float:
-        function = self._functions.get(name)
-        return float(total / divisor if function is None else function(Tensor(total, ms.float32)).asnumpy())
 
     @property
     def terms(self) -> dict[str, float]:
         """dict, the mean of each term over what it counts; not of those that count nothing."""
-        counts = {name: divisor for name, divisor in self._divisors.items() if divisor}
-        return {name: self._mean(name, self._sums[name], divisor) for name, divisor in counts.items()}
+        return {name: self._sums[name] / divisor for name, divisor in self._divisors.items() if divisor}
 
     @property
     def mean(self) -> float:

@@ -130,10 +130,6 @@ class OpenWindow:
 
     def _check_conflicts(self) -> None:
         """Raise an error for collaborators that can't work together."""
-        statistics = self.objective.terms is not None and self.objective.terms.statistics
-        if statistics and self.collaborators.skips is not None:
-            rule, remedy = "the default with a WindowStatistic", "Each micro-batch depends on the complete window."
-            _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, "another", remedy)
         if self._coupled and self.collaborators.skips is not None:
             rule, remedy = "the default with a CoupledLoss", "Its loss is computed once per window."
             _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, "another value", remedy)

@@ -8,7 +8,7 @@ import pytest
 from mindspore import Tensor, nn, ops
 
 import several_terms as terms
-from ms_accum import Accumulator, Terms, WindowStatistic
+from ms_accum import Accumulator, Terms
 
 pytestmark = pytest.mark.host
 
@@ -130,8 +130,6 @@ def nothing_less(x, y):
         ),
         (lambda: Terms({"a": 1}).factors(X), "'window' must be a list of the columns"),
         (lambda: Terms({"a": 1}, {"a": lambda updates: np.nan}).factors(DATA), "return a finite number, but got nan"),
-        (lambda: Terms({"a": WindowStatistic(ops.sum)}).factors(DATA), "without a WindowStatistic in your own loop"),
-        (lambda: WindowStatistic(3), "'function' must be a Cell or a function"),
         (lambda: Terms({"a": 1, "b": 1}).scale({"a": X}, None, (True, True)), "must return the terms of 'weight'"),
         (lambda: Terms({"a": 1}).scale({"a": ops.sum(X)}, None, (True, True)), "'counts' must be what 'factors'"),
     ],

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor
 
 import ranks_terms as program
 import several_terms
-from helpers import Recorder
-from ms_accum import GradientAccumulation
 
 N = program.N
 
@@ -66,22 +64,6 @@ def test_micro_batch_of_one_rank_takes_its_shares_on_all(ranks):
     windows = windows_of(len(ranks))
     check(results, [windows[0][1:], windows[1]])
     assert [result["left out"] for result in results] == [1] * len(results)
-
-
-def test_statistic_is_that_of_all_ranks(ranks):
-    """One process with the micro-batches of all ranks trains the same."""
-    network, recorder = several_terms.Net(), Recorder()
-    optimizer = nn.SGD(network.trainable_params(), 1.0)
-    model = GradientAccumulation(network, program.WithStatistic(), optimizer, weight=program.STATISTIC, group=None)
-    for window in windows_of(len(ranks)):
-        model.train_process(1, window, len(window), report=(recorder,), ckpt_path=None)
-    expected = several_terms.flat(parameter.asnumpy() for parameter in network.trainable_params())
-    start = several_terms.flat(parameter.asnumpy() for parameter in several_terms.Net().trainable_params())
-    for result in (rank["statistic"] for rank in ranks):
-        moved = several_terms.flat(result["parameters"]) - start
-        assert several_terms.error(moved, expected - start) <= 1e-6
-    means = [pytest.approx(dict(record.terms), rel=1e-5) for record in recorder.records]
-    assert ranks[0]["statistic"]["terms"] == means
 
 
 def test_factors_are_shares_of_all_ranks(ranks):

@@ -13,7 +13,7 @@ from mindspore.train import Callback, LambdaCallback
 
 import several_terms as terms
 from helpers import Recorder, run
-from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped, WindowStatistic, replace_dropout
+from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped
 from ms_accum.app.metrics import MetricsFile
 from ms_accum.loss.terms import summed
 from ms_accum.training import terms as module
@@ -360,112 +360,6 @@ def test_evaluation_has_the_mean_of_each_term():
     assert results[0] == pytest.approx(expected, rel=1e-5)
 
 
-# A term that is a function of a sum over the window
-
-
-def of_statistic(data, size, network=None, **options):
-    network = network or terms.Net()
-    moves = updates_of(
-        driver(network, terms.Routed(), terms.STATISTIC, {"balance": 0.3}, **options), network, data, size
-    )
-    return moves[0][1], moves[0][2]
-
-
-def test_statistic_is_that_of_the_large_batch():
-    one = [tuple(np.concatenate(parts) for parts in zip(*DATA))]
-    expected, expected_record = of_statistic(one, 1)
-    move, record = of_statistic(DATA, 7)
-    assert terms.error(move, expected) <= 1e-6
-    assert dict(record.terms) == pytest.approx(dict(expected_record.terms), rel=1e-6)
-    assert record.loss == pytest.approx(expected_record.loss, rel=1e-6)
-
-
-def test_evaluation_has_the_statistic_of_all_batches():
-    one = [tuple(np.concatenate(parts) for parts in zip(*DATA))]
-    expected, results = of_statistic(one, 1)[1], []
-
-    class Read(Callback):
-        def on_eval_end(self, run_context):
-            results.append(run_context.original_args().metrics)
-
-    model = driver(terms.Net(), terms.Routed(), terms.STATISTIC, {"balance": 0.3}, lr=0.0)
-    run(model, DATA[:1], 1, callbacks=Read(), valid_dataset=DATA)
-    assert results[0]["eval_balance"] == pytest.approx(expected.terms["balance"], rel=1e-5)
-    assert results[0]["eval_loss"] == pytest.approx(expected.loss, rel=1e-5)
-
-
-def test_balance_of_each_micro_batch_would_be_another():
-    """The planted fault: the mean of the micro-batches' balances."""
-    one = [tuple(np.concatenate(parts) for parts in zip(*DATA))]
-    expected = of_statistic(one, 1)[0]
-    gradients = [of_statistic([micro_batch], 1)[0] for micro_batch in DATA]
-    assert terms.error(np.mean(gradients, 0), expected) > 1e-2
-
-
-def test_second_pass_repeats_the_masks_of_the_first():
-    class Dropped(terms.Net):
-        def __init__(self):
-            super().__init__()
-            self.dropout = nn.Dropout(p=0.5)
-
-        def construct(self, x):
-            return super().construct(self.dropout(x))
-
-    network = Dropped()
-    with pytest.raises(ValueError, match="Call replace_dropout"):
-        driver(network, terms.Routed(), terms.STATISTIC, None)
-    replace_dropout(network)
-    sums = []
-
-    def watched(values):
-        sums.append(np.array(values.asnumpy()))
-        return terms.balance(values)
-
-    weight = {**terms.STATISTIC, "balance": WindowStatistic(watched)}
-    model = driver(network, terms.Routed(), weight, {"balance": 0.3}, compile=False, lr=0.0)
-    run(model, [*DATA, *DATA], 7)
-    assert len(sums) == 2 and not np.array_equal(*sums)  # the masks of the second window are others
-    assert network.dropout.dropout_counter.asnumpy() == 14
-
-
-class Theta(nn.Cell):
-    """A function of the sums that could be trained."""
-
-    def __init__(self):
-        super().__init__()
-        self.theta = Parameter(Tensor(2.0, ms.float32), name="theta")
-
-    def construct(self, sums):
-        return self.theta * terms.balance(sums)
-
-
-def test_function_with_trained_parameters_is_rejected():
-    network, function = terms.Net(), Theta()
-    optimizer = nn.SGD([*network.trainable_params(), function.theta], 1.0)
-    weight = {**terms.STATISTIC, "balance": WindowStatistic(function)}
-    model = GradientAccumulation(network, terms.Routed(), optimizer, weight=weight, check="off")
-    with pytest.raises(ValueError, match="'function' must be one without parameters that are trained"):
-        run(model, DATA, 3)
-
-
-class Counting(terms.Routed):
-    """Counts its calls, as random layers do."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = Parameter(Tensor(0.0, ms.float32), name="calls", requires_grad=False)
-
-    def construct(self, logits, labels):
-        ops.assign_add(self.calls, Tensor(1.0, ms.float32))
-        return super().construct(logits, labels)
-
-
-def test_first_pass_leaves_the_state_of_the_loss():
-    loss_fn = Counting()
-    run(driver(terms.Net(), loss_fn, terms.STATISTIC, None), DATA, 7)
-    assert loss_fn.calls.asnumpy() == 7
-
-
 def test_infinite_loss_in_window_of_one_counts_as_what_it_did():
     """Its gradient is finite, so it updates, as with one weight."""
 
@@ -484,9 +378,8 @@ def test_infinite_loss_in_window_of_one_counts_as_what_it_did():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"nonfinite": "skip_micro"}, "'nonfinite' must be the default with a WindowStatistic"),
         ({"reduction": "sum"}, "'reduction' must be 'mean' with several terms"),
-        ({"coefficients": {"other": 1.0}}, "'coefficients' must be for terms of 'weight' .ce, balance."),
+        ({"coefficients": {"other": 1.0}}, "'coefficients' must be for terms of 'weight' .ce, entropy, size."),
         ({"weight": {"ce": "tokens"}}, "'rows', 'elements', a number > 0"),
         ({"weight": {}}, "'weight' must be a dict from the names of terms"),
         ({"weight": {"ce": -1}, "coefficients": None}, "must be a finite number > 0"),
@@ -496,7 +389,7 @@ def test_infinite_loss_in_window_of_one_counts_as_what_it_did():
 )
 def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
-        driver(terms.Net(), terms.Routed(), **{"weight": terms.STATISTIC, "coefficients": {"balance": 0.3}, **options})
+        driver(terms.Net(), **{"weight": terms.WEIGHT, "coefficients": {"size": 0.3}, **options})
 
 
 def other_names(logits, labels):

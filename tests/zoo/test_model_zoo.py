@@ -197,11 +197,8 @@ def test_public_names():
     objectives = {
         "AuxiliaryHeads",
         "DistillationLoss",
-        "LossWithBalance",
-        "MoEGPT",
         "NextTokenLoss",
         "PolicyLoss",
-        "balance",
     }
     assert set(model_zoo.__all__) == networks | data | objectives | {
         "DataError",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from model_zoo import AuxiliaryHeads, DistillationLoss, LossWithBalance, MoEGPT, PolicyLoss, balance
-from ms_accum import WindowStatistic, verify
+from model_zoo import AuxiliaryHeads, DistillationLoss, PolicyLoss
+from ms_accum import verify
 
 pytestmark = pytest.mark.modes
 
@@ -103,20 +103,6 @@ def test_auxiliary_heads_are_those_of_the_large_batch():
     labels[:3] = -100
     batch = Tensor(rng.randn(ROWS, 6), ms.float32), Tensor(labels)
     assert verify(Heads(), loss_fn, batch, 3, weight=loss_fn.weight, coefficients=loss_fn.coefficients, rtol=1e-6).ok
-
-
-def test_balance_of_experts_is_that_of_the_large_batch():
-    ms.set_seed(1)
-    tokens, targets, mask = sequences()
-    batch = tuple(map(Tensor, (tokens, labelled(tokens, targets, mask))))
-    network, loss_fn = MoEGPT(VOCABULARY, experts=3, context=TOKENS, width=8, heads=2), LossWithBalance()
-    weight = {"ce": loss_fn.ce, "balance": WindowStatistic(balance)}
-    assert verify(network, loss_fn, batch, 3, weight=weight, coefficients={"balance": 10.0}, rtol=1e-6).ok
-    sums = network(batch[0])[1].asnumpy()
-    assert sums[:, -1] == pytest.approx([ROWS * TOKENS] * 2) and sums[:, :3].sum(1) == pytest.approx(sums[:, -1])
-    assert (
-        sums[:, 3:-1].sum(1) == pytest.approx(sums[:, -1], rel=1e-5) and float(balance(Tensor(sums)).asnumpy()) >= 0.9
-    )
 
 
 def test_unknown_division_is_rejected():
