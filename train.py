@@ -13,7 +13,6 @@ from model_zoo import MODELS, OPTIMIZERS, RECIPES
 from model_zoo.recipes import ADAPTIVE_LR, SGD_LR, TextSizes, by_dataset, filled_in
 from ms_accum import __version__
 from ms_accum.app import outputs
-from ms_accum.app.batch_schedule import batch_schedule
 from ms_accum.app.flags import Parser, number, whole
 from ms_accum.app.process import DATA, DISK, TRAINING, USAGE, Failure, begin, exit_code, run
 from ms_accum.app.settings import Settings
@@ -41,7 +40,7 @@ def flags() -> Parser:
     text = "seed of the weights, the order of the rows and the random crops (default: 1)"
     add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=text)
     parser.add_text({name: by_dataset(name) for name in TextSizes._fields})
-    parser.add_window(by_dataset("batch_size"), batch_schedule)
+    parser.add_window(by_dataset("batch_size"))
     add = parser.add_argument_group("optimizer").add_argument
     add("--optimizer", choices=OPTIMIZERS, help=f"the optimizer (default: {by_dataset('optimizer')})")
     other = f"{ADAPTIVE_LR} for adam and adamw, {SGD_LR} for momentum and sgd"

@@ -23,7 +23,6 @@ MODULES = {
     "cifar10": ("accuracy", "seconds to an accuracy of a small ResNet on CIFAR-10, by train.py"),
     "losses": ("losses", "the losses of ResNet-18's first updates on CIFAR-10, compared with PyTorch's"),
     "language": ("language", "a GPT by nanoGPT's recipe for a CPU: losses and seconds, compared with PyTorch"),
-    "schedules": ("schedules", "validation losses of a GPT with batch schedules, from several seeds"),
     "curves": (
         "curves",
         "one training with its effective batch in 1, 2, 4 and 8 micro-batches, ours and the usual loop",

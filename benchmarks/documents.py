@@ -13,7 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import curves, forms, performance_tables, scaling_tables, schedules, splits
+from . import curves, forms, performance_tables, scaling_tables, splits
 from .chinese import in_chinese
 from .conformance import page
 from .process import ROOT
@@ -58,7 +58,6 @@ def tables() -> dict[str, str]:
         **chinese,  # tables that have other words replace these
         **figures,
         **forms.tables(performance_tables.MACHINES),
-        **schedules.tables(),
         **curves.tables(),
         **page.tables(),
         **helps,

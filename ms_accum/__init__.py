@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .accumulator import Accumulator as Accumulator
     from .app.memory import MemoryReport as MemoryReport
     from .app.memory import memory_report as memory_report
-    from .app.rates import scale_learning_rate as scale_learning_rate
     from .app.search import MicroBatch as MicroBatch
     from .app.search import find_micro_batch_size as find_micro_batch_size
     from .app.tensorboard import TensorBoardLog as TensorBoardLog
@@ -40,13 +39,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .saving.checkpointer import Checkpointer as Checkpointer
     from .saving.checkpointer import Stopped as Stopped
     from .saving.model_file import CheckpointError as CheckpointError
-    from .schedules import BatchSchedule as BatchSchedule
-    from .schedules import batch_schedule as batch_schedule
-    from .schedules import batch_warmup as batch_warmup
     from .schedules import ramp_up as ramp_up
-    from .schedules import scale_adam as scale_adam
-    from .schedules import seesaw as seesaw
-    from .schedules import windows_by as windows_by
+    from .schedules import scale_learning_rate as scale_learning_rate
     from .training.evaluation import evaluate as evaluate
     from .training.loop import ResumableLoop as ResumableLoop
     from .training.loop import SaveStates as SaveStates
@@ -59,7 +53,6 @@ __version__ = "0.1.0"
 _MODULES = {
     "AccumulatedTrainStep": "model_step",
     "Accumulator": "accumulator",
-    "BatchSchedule": "schedules",
     "CheckpointError": "saving.model_file",
     "Checkpointer": "saving.checkpointer",
     "CountedDropout": "layers.dropout",
@@ -81,9 +74,7 @@ _MODULES = {
     "UpdateRecord": "training.record",
     "Verification": "verification",
     "ZeroOptimizer": "ranks.zero",
-    "batch_schedule": "schedules",
     "batch_to_group_norm": "layers.batch_norm",
-    "batch_warmup": "schedules",
     "evaluate": "training.evaluation",
     "find_micro_batch_size": "app.search",
     "freeze_batch_norm": "layers.batch_norm",
@@ -91,15 +82,12 @@ _MODULES = {
     "own_group": "ranks.group",
     "ramp_up": "schedules",
     "replace_dropout": "layers.dropout",
-    "scale_adam": "schedules",
-    "scale_learning_rate": "app.rates",
-    "seesaw": "schedules",
+    "scale_learning_rate": "schedules",
     "split_batch": "engine.ends",
     "total": "ranks.group",
     "tune_cpu": "network.runtime",
     "updates_per_epoch": "engine.ends",
     "verify": "verification",
-    "windows_by": "schedules",
 }
 __all__ = list(_MODULES)
 

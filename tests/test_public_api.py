@@ -18,17 +18,12 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = ms_accum.__all__
 # Functions on the host, for which no platform is named.
 ON_THE_HOST = (
-    "batch_schedule",
-    "batch_warmup",
     "ramp_up",
-    "scale_adam",
-    "seesaw",
     "split_batch",
     "updates_per_epoch",
-    "windows_by",
 )
 # Users do not construct these; their fields are documented one by one.
-RECORDS = ("BatchSchedule", "Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
+RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
 # Exceptions; users do not construct them.
 ERRORS = ("CheckpointError", "Stopped")
 
@@ -101,20 +96,6 @@ SIGNATURES = {
         "rtol=0.001, compile=True)"
     ),
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
-    ms_accum.windows_by: "(sizes, per_micro_batch, *, micro_batches=None, per_epoch=None, tail='flush')",
-    ms_accum.batch_schedule: (
-        "(lr, mini_steps, micro_batches, *, per_epoch=None, tail='flush', warmup_updates=0, decay='cosine', "
-        "min_lr=0.0, rule='sqrt')"
-    ),
-    ms_accum.batch_warmup: (
-        "(lr, first, last, micro_batches, *, over, factor=2, per_epoch=None, tail='flush', warmup_updates=0, "
-        "decay='cosine', min_lr=0.0, rule='sqrt')"
-    ),
-    ms_accum.seesaw: (
-        "(lr, micro_batches, *, first=1, most=None, factor=2, smooth=False, per_epoch=None, tail='flush', "
-        "warmup_updates=0, decay='cosine', min_lr=0.0, rule='sqrt')"
-    ),
-    ms_accum.scale_adam: "(beta2, base_batch, batch)",
     ms_accum.evaluate: "(network, dataset, *, compile=True)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None, prefer='speed')",
     ms_accum.memory_report: "(network, optimizer, *, mini_steps, micro_batch=None, loss_fn=None)",

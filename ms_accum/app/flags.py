@@ -163,13 +163,8 @@ class Parser(argparse.ArgumentParser):
         text = "resume although flags or data differ from those of the saved state"
         add("--allow_config_change", action="store_true", help=text)
 
-    def add_window(self, batch_size: str, batch_schedule: Callable[[str], Any]) -> None:
-        """Add the flags for the window and its gradient.
-
-        Args:
-            batch_size (str): the default rows of a micro-batch, as text.
-            batch_schedule (Callable): converts the text of --batch_schedule.
-        """
+    def add_window(self, batch_size: str) -> None:
+        """Add the flags for the window and its gradient; `batch_size` is the default rows of a micro-batch, as text."""
         add = self.add_argument_group("window").add_argument
         text = f"rows of a micro-batch; auto finds the fastest number that fits into memory (default: {batch_size})"
         add("--batch_size", type=or_word(AUTO, whole(1)), metavar="N|auto", help=text)
@@ -179,9 +174,6 @@ class Parser(argparse.ArgumentParser):
         add(*names, type=sizes, metavar="N", help=text)
         text = "rows of a window, instead of --mini_steps; the last micro-batch of each window may be shorter"
         add("--effective_batch", type=whole(1), metavar="N", help=text)
-        text = "windows that change during the run, and the rates that go with them, such as seesaw, seesaw:max=64, "
-        text += "warmup:1-8:20000, samples:0:1,20000:4 or tokens:0:1,1000000:4"
-        add("--batch_schedule", type=batch_schedule, metavar="SCHEDULE", help=text)
         text = "memory that the process may use with --batch_size auto, such as 2GiB; must be given on CPU"
         add("--memory_budget", type=memory, metavar="SIZE", help=text)
         text = "whether a window's gradient is the mean over its rows, of text over its tokens, or the sum over its "

@@ -32,8 +32,7 @@ _WRITE_PATHS = ("ckpt_path",)
 # What a flag replaces besides itself if it differs: flags that would contradict it, or belong to the former value.
 _REPLACES = {
     "mini_steps": ("effective_batch", "memory_budget"),
-    "effective_batch": ("mini_steps", "batch_schedule"),
-    "batch_schedule": ("mini_steps", "effective_batch"),
+    "effective_batch": ("mini_steps",),
     "max_updates": ("epochs",),
     "epochs": ("max_updates",),
     "dataset": ("model", "data_path"),

@@ -9,11 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from typing import Any
 
-from model_zoo.recipes import ADAPTIVE
-
 from ..engine.ends import rows_per_rank
 from ..saving.model_file import DEFAULT
-from .batch_schedule import BatchScheduleText, RunOfData, schedule_of
 from .flags import AUTO as AUTO
 from .flags import MINI_STEPS, FlagsOfRun
 from .process import USAGE, Failure
@@ -56,8 +53,6 @@ class Settings:
     mini_steps: int | Mapping[int, int] | None
     """Union[None, int, dict], micro-batches in a window, by update; None if `effective_batch` sets the window."""
     effective_batch: int | None
-    batch_schedule: BatchScheduleText | None
-    """Optional[BatchScheduleText], sets `mini_steps` and the rates when the number of micro-batches is known."""
     memory_budget: int | None
     reduction: str
     tail: str
@@ -104,8 +99,6 @@ class Settings:
     """int, the number of processes that train together; set by the launcher, not by a flag."""
     updates: int = 0
     """int, the updates of the run; 0 until they are known, because they follow from the data."""
-    scheduled_rates: tuple[float, ...] = ()
-    """tuple[float, ...], the learning rates of a --batch_schedule."""
     is_latest: bool = False
     """bool, whether `./gradient_accumulation.ckpt` becomes a copy of the model: no flag gives another path."""
 
@@ -138,37 +131,6 @@ class Settings:
         if values["keep_best"] and not values["save_every"]:
             raise Failure("argument --keep_best: needs --save_every, the moments to choose from", USAGE)
         return cls(**values, is_latest=values["output_dir"] is None and values["ckpt_path"] is None)
-
-    def with_schedule(self, micro_batches: int, rows: int) -> Settings:
-        """Return the same settings with the windows and rates of --batch_schedule.
-
-        Args:
-            micro_batches (int): those of an epoch.
-            rows (int): those of an epoch, on all ranks together.
-        """
-        if self.batch_schedule is None:
-            return self
-        first = self.window_sizes[0] or 1
-        run = RunOfData(
-            micro_batches=micro_batches * self.epochs,
-            per_epoch=micro_batches,
-            rows_per_epoch=rows,
-            rows=int(self.batch_size) * self.ranks,
-            mini_steps=first,
-            lr=self.lr * self._factor(first),
-            warmup_updates=self.warmup_updates,
-            lr_decay=self.lr_decay,
-            min_lr=self.min_lr or 0.0,
-            lr_scaling=self.lr_scaling,
-            is_adaptive=self.optimizer in ADAPTIVE,
-            tail=self.tail,
-            tokens_per_row=self.context,
-        )
-        try:
-            made = schedule_of(self.batch_schedule, run)
-        except ValueError as error:
-            raise Failure(f"argument --batch_schedule: {error}", USAGE) from error
-        return replace(self, mini_steps=made.mini_steps, scheduled_rates=tuple(made.learning_rates))
 
     def in_folder(self, folder: str | None) -> Settings:
         """Return the same settings with a folder for the output files."""
@@ -237,8 +199,6 @@ class Settings:
     @property
     def rates(self) -> list[float]:
         """list[float], the learning rates of the first updates; the last one is that of all others."""
-        if self.scheduled_rates:
-            return list(self.scheduled_rates[:1] if len(set(self.scheduled_rates)) == 1 else self.scheduled_rates)
         count = self.updates
         if self.lr_decay == "none":
             count = max(*self.window_sizes, self.warmup_updates) + 1
@@ -340,22 +300,9 @@ def ema_of(model: str) -> str:
     return "{}.ema{}".format(*os.path.splitext(model))
 
 
-def _check_schedule(values: Mapping[str, Any]) -> None:
-    """Reject flags that contradict --batch_schedule."""
-    if values["batch_schedule"] is None:
-        return
-    flag = "argument --batch_schedule:"
-    for name in ("effective_batch", "max_updates"):
-        if values[name] is not None:
-            raise Failure(f"{flag} can't be combined with --{name}; give --mini_steps and --epochs", USAGE)
-    if isinstance(values["mini_steps"], Mapping):
-        raise Failure(f"{flag} changes the windows, so --mini_steps must be one number, that of the first", USAGE)
-
-
 def _check_window(values: Mapping[str, Any]) -> None:
     """Reject flags that define the window twice: by micro-batches and their number, and by its rows."""
     window_rows = values["effective_batch"]
-    _check_schedule(values)
     if values["batch_size"] == AUTO and window_rows is None:
         raise Failure("argument --batch_size: auto needs --effective_batch, the rows to split", USAGE)
     if values["memory_budget"] is not None and values["batch_size"] != AUTO:

@@ -117,13 +117,11 @@ def with_planned_updates(settings: Settings, train: Any) -> Settings:
     with exit_code(USAGE, ValueError):
         check_name("train.py", *settings.models, *settings.copies)
         batches = train.get_dataset_size()
-        settings = settings.with_schedule(batches, train.source.rows)
         plan = partial(planned_windows, "train_process", batches, settings.mini_steps, settings.tail)
         epochs = settings.epochs or _epochs_for(settings.max_updates or 1, plan)
         updates = plan(epochs)
     if not updates:
-        flag = "mini_steps" if settings.batch_schedule is None else "batch_schedule"
-        raise Failure(f"argument --{flag}: no window of {settings.mini_steps} would fill in the whole run", USAGE)
+        raise Failure(f"argument --mini_steps: no window of {settings.mini_steps} would fill in the whole run", USAGE)
     return settings.with_updates(epochs, min(updates, settings.max_updates or updates))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -87,45 +86,6 @@ def is_full(micro_batches: Any, window: Any) -> Any:
     This is the only rule about it, used on the host with ints and in graphs with tensors.
     """
     return micro_batches >= window
-
-
-def window_starts(
-    size_at: Callable[[int], int],
-    micro_batches: int | None = None,
-    *,
-    per_epoch: int | None = None,
-    tail: str = "flush",
-) -> Iterator[tuple[int, int]]:
-    """Yield for each window of a run the number of micro-batches that were read before it, and its size.
-
-    Args:
-        size_at (Callable): returns the size of a window that begins after a number of micro-batches. If an epoch's
-            end discards a window, the next one has its size: sizes depend on the update only.
-        micro_batches (Optional[int]): those of the run. Default: ``None``, no end.
-        per_epoch (Optional[int]): micro-batches in an epoch. Default: ``None``, a run without ends of epochs.
-        tail (str): as for `updates_per_epoch`. Default: ``"flush"``.
-    """
-    size = None
-    for begin, end in _epochs(micro_batches, None if tail == "carry" else per_epoch):
-        read = begin
-        while read < end:
-            size = size_at(read) if size is None else size
-            if tail != "flush" and not is_full(end - read, size):
-                break
-            yield read, size
-            read, size = read + size, None
-        if size is not None and per_epoch is not None and size > per_epoch:
-            return  # no window will ever be full
-
-
-def _epochs(micro_batches: int | None, per_epoch: int | None) -> Iterator[tuple[int, float]]:
-    """Yield the numbers of micro-batches before and after each epoch; the last epoch may be cut short."""
-    total = math.inf if micro_batches is None else micro_batches
-    begin = 0
-    while per_epoch is not None and begin + per_epoch < total:
-        yield begin, begin + per_epoch
-        begin += per_epoch
-    yield begin, total
 
 
 def mark_ends(

@@ -18,7 +18,6 @@ def test_each_flag_has_a_field():
         *flag_values,
         "ranks",
         "updates",
-        "scheduled_rates",
         "is_latest",
         "flag_texts",
         "resumed_flags",
