@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors
     from .accumulator import Accumulator as Accumulator
-    from .app.memory import MemoryReport as MemoryReport
-    from .app.memory import memory_report as memory_report
     from .app.search import MicroBatch as MicroBatch
     from .app.search import find_micro_batch_size as find_micro_batch_size
     from .app.tensorboard import TensorBoardLog as TensorBoardLog
@@ -61,7 +59,6 @@ _MODULES = {
     "FlushTail": "model_step",
     "GradientAccumulation": "driver",
     "Group": "ranks.group",
-    "MemoryReport": "app.memory",
     "MicroBatch": "app.search",
     "ResumableLoop": "training.loop",
     "SaveStates": "training.loop",
@@ -78,7 +75,6 @@ _MODULES = {
     "evaluate": "training.evaluation",
     "find_micro_batch_size": "app.search",
     "freeze_batch_norm": "layers.batch_norm",
-    "memory_report": "app.memory",
     "own_group": "ranks.group",
     "ramp_up": "schedules",
     "replace_dropout": "layers.dropout",

@@ -102,24 +102,7 @@ def wide(rows, width=4096):
     return network, (np.ones((rows, width), np.float32), np.zeros(rows, np.int32))
 
 
-def tokens(rows):
-    """Two Transformer blocks on 32 tokens of 64 numbers."""
-    from mindspore import nn
-
-    blocks = [nn.TransformerEncoderLayer(64, 4, 256, batch_first=True) for _ in range(2)]
-    rng = np.random.RandomState(0)
-    batch = (rng.randn(rows, 32, 64).astype(np.float32), rng.randint(0, 10, rows).astype(np.int32))
-    return nn.SequentialCell(*blocks, nn.Flatten(), nn.Dense(32 * 64, 10)), batch
-
-
-def lenet(rows):
-    from model_zoo import LeNet5
-
-    rng = np.random.RandomState(0)
-    return LeNet5(), (rng.randn(rows, 1, 32, 32).astype(np.float32), rng.randint(0, 10, rows).astype(np.int32))
-
-
-NETWORKS = {"images": images, "wide": wide, "small": partial(wide, width=16), "tokens": tokens, "lenet": lenet}
+NETWORKS = {"images": images, "wide": wide, "small": partial(wide, width=16)}
 
 
 def driver(network):

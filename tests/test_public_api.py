@@ -23,7 +23,7 @@ ON_THE_HOST = (
     "updates_per_epoch",
 )
 # Users do not construct these; their fields are documented one by one.
-RECORDS = ("Group", "MemoryReport", "MicroBatch", "UpdateRecord", "Verification")
+RECORDS = ("Group", "MicroBatch", "UpdateRecord", "Verification")
 # Exceptions; users do not construct them.
 ERRORS = ("CheckpointError", "Stopped")
 
@@ -83,7 +83,6 @@ SIGNATURES = {
         "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped, overflow=False, bad=(), "
         "terms=mappingproxy({}))"
     ),
-    ms_accum.MemoryReport: "(parameters, gradients, accumulators, optimizer_state, activations, total)",
     ms_accum.MicroBatch: "(micro_batch_size, mini_steps, peak, trials, effective_batch=0)",
     ms_accum.Checkpointer: (
         "(folder, *, every=None, minutes=None, keep=1, score=None, resume=None, config=None, "
@@ -98,7 +97,6 @@ SIGNATURES = {
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
     ms_accum.evaluate: "(network, dataset, *, compile=True)",
     ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None, prefer='speed')",
-    ms_accum.memory_report: "(network, optimizer, *, mini_steps, micro_batch=None, loss_fn=None)",
     ms_accum.scale_learning_rate: "(lr, base_batch, batch, rule='linear')",
     ms_accum.split_batch: "(batch, micro_batch_size)",
     ms_accum.updates_per_epoch: "(micro_batches, mini_steps, tail='flush', *, epoch=None)",
