@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from mindspore import Parameter, nn
 from .. import _check, native
 from ..network import tree
 from ..network.kernels import kernels
-from ..network.optimizers import check_optimizer, check_sparse_rule, check_trains
+from ..network.optimizers import all_parameters, check_optimizer, check_sparse_rule, check_trains
+from ..network.state import set_initial_values
 from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
 from .ema import Ema
@@ -151,7 +152,7 @@ def resolve(
     ema: Ema | None = None,
     compiles: bool,
     in_graph: bool = False,
-    accumulators: Iterable[Parameter] = (),
+    accumulators: Sequence[Parameter] = (),
 ) -> Collaborators:
     """Check the arguments of a public class, and return what its window works with.
 
@@ -163,7 +164,7 @@ def resolve(
         clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema: as for `GradientAccumulation`.
         compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
-        accumulators (Iterable[Parameter]): the accumulators, if the user made them. Default: none.
+        accumulators (Sequence[Parameter]): the accumulators, if the user made them. Default: none.
     """
     check_optimizer(owner, optimizer, compiles)
     used = kernels(compiles, accumulators)
@@ -179,6 +180,8 @@ def resolve(
         check_trains(owner, optimizer, network)
         check_sparse_rule(owner, optimizer, [network])
         check_dense(owner, skips, [network])
+    in_network = [] if network is None else network.get_parameters()
+    set_initial_values([*all_parameters(optimizer), *in_network, *accumulators])
     return Collaborators(
         owner=owner,
         optimizer=optimizer,

@@ -320,6 +320,12 @@ def rates_of(optimizer: Any) -> dict[str, str]:
     return rates
 
 
+def all_parameters(optimizer: Any) -> list[Parameter]:
+    """Return the optimizer's Parameters, including those in lists, which `get_parameters` does not return."""
+    in_lists = parameters_in([vars(cell) for _, cell in optimizer.cells_and_names()])
+    return list({id(parameter): parameter for parameter in [*optimizer.get_parameters(), *in_lists]}.values())
+
+
 # The settings
 
 

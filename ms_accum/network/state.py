@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any, Callable, TypeVar
 
 import mindspore as ms
@@ -28,12 +29,30 @@ def zeros_like(prefix: str, parameters: Any) -> tuple[Parameter, ...]:
 
     They are in a plain tuple: a Cell would treat a ParameterTuple as its weights, and save it with the model.
     """
-    return tuple(
+    zeros = tuple(
         Parameter(
             initializer("zeros", parameter.shape, ms.float32), name=f"{prefix}.{parameter.name}", requires_grad=False
         )
         for parameter in parameters
     )
+    set_initial_values(zeros)
+    return zeros
+
+
+def set_initial_values(parameters: Iterable[Any]) -> None:
+    """Give Parameters that `no_init_parameters` left without values, and copies of such, their initial values.
+
+    Before a Cell's first graph MindSpore does this for the Parameters that the Cell contains: not for those in tuples,
+    lists and `jit_class` objects, and not for what a function with `ms.jit` uses.
+    """
+    for parameter in parameters:
+        initial = parameter.init_mode if parameter.has_init else None
+        if initial is None:
+            continue
+        if initial.init is None:  # a clone of the Parameter took its initial values; MindSpore raises an error for it
+            parameter.set_data(initial.copy())
+        else:
+            parameter.init_data()
 
 
 def untracked(parameter: Parameter | None) -> tuple[Parameter, ...]:

@@ -10,7 +10,7 @@ from mindspore import nn
 
 from .._check import quantity
 from ..engine.collaborators import OPTIONAL_PREFIXES
-from ..network.optimizers import parameters_in, settings_of
+from ..network.optimizers import all_parameters, parameters_in, settings_of
 from ..network.parameters import excluding
 from ..saving.checkpointer import FoundState
 from ..saving.model_file import CheckpointError
@@ -50,11 +50,9 @@ def _named(owner: str, parameters: Iterable[Any]) -> dict[str, Any]:
 
 
 def _parameters_of(optimizer: Any) -> list[Any]:
-    """Return the optimizer's Parameters, including those in lists, which `get_parameters` does not return."""
     if hasattr(optimizer, "complete_state"):
         return list(optimizer.complete_state().values())
-    in_lists = parameters_in([vars(cell) for _, cell in optimizer.cells_and_names()])
-    return list({id(parameter): parameter for parameter in [*optimizer.get_parameters(), *in_lists]}.values())
+    return all_parameters(optimizer)
 
 
 class RunState:
