@@ -52,7 +52,7 @@ class Accumulator:
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
         network (Optional[Cell]): the network that the step differentiates. Needed with several ranks, which compare its
             other Parameters and draw different random numbers, and for sparse gradients that the optimizer treats in
-            another way than dense ones. Default: ``None``.
+            another way than dense ones. Only with it there is a warning about BatchNorm. Default: ``None``.
 
     Args: Several processes
         group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,

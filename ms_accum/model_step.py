@@ -205,7 +205,7 @@ class AccumulatedTrainStep(Compiled):
         self._collecting = None if terms is None else _Collecting(self, terms, self._objective, collaborators)
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
         if sizes.constant != 1:
-            self._objective.warn()
+            self._objective.warn(training=True)  # `Model` sets it, for all layers
 
     def __call__(self, *columns: Any) -> Any:
         if self._collecting is None or not self.training:

@@ -104,9 +104,13 @@ class Objective:
             _check.raise_invalid(ValueError, self._owner, "coefficients", rule, coefficients)
         return None
 
-    def warn(self) -> None:
-        """Warn about layers and losses for which a window of several micro-batches differs from one large batch."""
-        warn_about_batch_norm(self.network)
+    def warn(self, *, training: bool = False) -> None:
+        """Warn about layers and losses for which a window of several micro-batches differs from one large batch.
+
+        Args:
+            training (bool): whether all layers will be in training mode. Default: ``False``, they are as they are now.
+        """
+        warn_about_batch_norm(self.network, training=training)
         reason = why_not_additive(self.loss_fn)
         if reason:
             _check.warn(

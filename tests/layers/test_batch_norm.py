@@ -7,9 +7,11 @@ import warnings
 import mindspore as ms
 import pytest
 from mindspore import mint, nn
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Model
 
 from helpers import batches, cross_entropy, forward_of, joined, run, values
-from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward
+from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation, TrainForwardBackward
 from ms_accum.layers.batch_norm import warn_about_batch_norm
 from reference import miss
 
@@ -59,6 +61,15 @@ def test_warning_once_per_run(epochs, rng):
 def test_warning_for_split_batches(rng):
     with pytest.warns(UserWarning, match="BatchNorm layers"):
         run(driver_of(network_with(nn.BatchNorm1d(8))), batches(rng, [8]), micro_batch_size=4)
+
+
+def test_warning_once_in_model(rng):
+    network, data = network_with(nn.BatchNorm1d(8)), batches(rng, [8, 8])
+    rows = GeneratorDataset([tuple(column.asnumpy() for column in columns) for columns in data], ["x", "y"])
+    with pytest.warns(UserWarning, match="BatchNorm layers .1, the first is") as seen:
+        step = AccumulatedTrainStep((network, cross_entropy()), nn.SGD(network.trainable_params(), 1.0), 2)
+        Model(step).train(1, rows, callbacks=FlushTail())
+    assert len(seen) == 1 and step.updates == 1
 
 
 @pytest.mark.parametrize(("norm", "window"), [(nn.BatchNorm1d(8), 1), (nn.LayerNorm((8,)), 2)])
