@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from model_zoo.data.sentences import sentences
+
 from . import charts
 from .contenders import Entry, available
-from .language import text_in
-from .options import reject_options
+from .options import data_of, reject_options
 from .results import rows as rows_of
 from .runner import Session, check_loss
 from .tables import Lines, groups, markdown, part
@@ -58,7 +59,8 @@ def splits_of(windows: Sequence[int]) -> list[int]:
 
 def speeches_in(folder: str, short: bool) -> Path:
     """Write a file for each speech of the text, and return their folder."""
-    text = text_in(folder, "curves", short).read_text(encoding="utf-8")
+    fetch = "data/shakespeare_char/prepare.py of nanoGPT fetches it"
+    text = sentences() if short else data_of("curves", "SHAKESPEARE_DATA", "tinyshakespeare", fetch).read_text("utf-8")
     speeches = Path(folder, "speeches")
     speeches.mkdir()
     parts = text.splitlines() if short else text.split("\n\n")

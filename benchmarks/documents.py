@@ -13,8 +13,7 @@ from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from . import curves, forms, performance_tables, scaling_tables, splits
-from .chinese import in_chinese
+from . import curves, performance_tables, ranks, splits
 from .conformance import page
 from .process import ROOT
 
@@ -51,17 +50,7 @@ def pictures() -> dict[str, str]:
 def tables() -> dict[str, str]:
     """Return all tables, and the programs' help, by the names of their marks."""
     helps = {f"help/{name}": _help(*command) for name, command in PROGRAMS.items()}
-    figures = {**scaling_tables.tables(), **performance_tables.tables()}
-    used = {match[2] for path in marked() for match in MARKED.finditer(path.read_text(encoding="utf-8"))}
-    chinese = {f"{name}.zh": in_chinese(table) for name, table in figures.items() if f"{name}.zh" in used}
-    return {
-        **chinese,  # tables that have other words replace these
-        **figures,
-        **forms.tables(performance_tables.MACHINES),
-        **curves.tables(),
-        **page.tables(),
-        **helps,
-    }
+    return {**performance_tables.tables(), **ranks.tables(), **curves.tables(), **page.tables(), **helps}
 
 
 def _help(*command: str) -> str:

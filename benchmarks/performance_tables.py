@@ -14,8 +14,7 @@ from .results import rows as rows_of
 from .tables import Lines, groups, markdown, part
 
 MACHINES = {"avx512-amd": "AMD, AVX-512", "avx512-intel": "Intel, AVX-512", "avx2-amd": "AMD, no AVX-512"}
-_WINDOWS, _EVERY = (4, 16), 5
-_SHOWN = 5  # of the dearest kernels
+_WINDOWS = (4, 16)
 
 NOTHING = "Not measured on this machine.\n"
 
@@ -161,38 +160,6 @@ def _accuracy(rows: Rows) -> Lines:
             *(network, row["contender"], row.get("goal", "98.5%"), goal_s, epochs),
             *(f"{row['all_s']:,.0f}", f"{row['accuracy']:.2%}"),
         ]
-
-
-@markdown
-def _losses(rows: Rows) -> Lines:
-    shown = [row for row in rows if row["update"] < _EVERY or row["update"] % _EVERY == 0]
-    yield ["update", *(row["update"] for row in shown)]
-    for name in ("ours", "torch"):
-        if name in shown[0]:
-            yield [name, *(f"{row[name]:.4f}" for row in shown)]
-
-
-@markdown
-def _language(rows: Rows) -> Lines:
-    """Of the runs: medians over the bursts, and in brackets the least and the most."""
-    runs = part(rows, "run")
-    head = ["contender", "validation loss", "largest difference, 200 updates", f"{runs[0]['updates']:,} updates"]
-    yield [*head, "ms per update", "/ ms_accum-12", "of the CPU, ms", "tokens per s", "s", "s with the start"]
-    for row in runs:
-        differences = [f"{row[name]:.1e}" for name in ("difference", "difference_all")]
-        yield [
-            *(row["contender"], f"{row['validation']:.4f}", *differences),
-            *(f"{row['ms']:.1f} ({row['ms_min']:.1f}–{row['ms_max']:.1f})", f"{row['ratio']:.2f}"),
-            f"{row['cpu_ms']:.1f}",
-            *(f"{row['tokens_per_s']:,.0f}", f"{row['train_s']:.0f}", f"{row['all_s']:.0f}"),
-        ]
-
-
-@markdown
-def _operators(rows: Rows) -> Lines:
-    yield ["network", "contender", "kernels, share of the time in all"]
-    for (network, contender), mine in groups(rows, "network", "contender").items():
-        yield [network, contender, ", ".join(f"{row['kernel']} {row['share']:.0%}" for row in mine[:_SHOWN])]
 
 
 class Words(NamedTuple):
@@ -425,7 +392,4 @@ TABLES: dict[str, tuple[str, Callable[[Rows], str]]] = {
     "compiled": ("start", _compiled),
     "accuracy": ("accuracy", _accuracy),
     "cifar10": ("cifar10", _accuracy),
-    "losses": ("losses", _losses),
-    "language": ("language", _language),
-    "operators": ("operators", _operators),
 }

@@ -8,7 +8,6 @@ request and takes no time. The ranks share the machine's cores.
 from __future__ import annotations
 
 import itertools
-import statistics
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,20 +15,21 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
-from . import plots, scaling
+from . import plots
 from .contenders import OURS, Entry
 from .options import reject_options, select_settings
-from .process import Contender, ContenderError
+from .process import Contender
+from .results import rows as rows_of
 from .runner import Session, alternate, check_loss, ratio, repeats, summary
-from .scaling import KEPT, WAYS
 from .speed import BATCH as _BATCH
-from .tables import groups, part
+from .tables import Lines, groups, markdown, part
 
 # Every way to train is in one process, and in one of each rank: too much for the large MLP.
 BATCH = {**_BATCH, "mlp12m": 32}
 ONE = "one process"
 APART = "apart"  # ranks that never communicate: what the machine does when all of them compute
-OPERATORS = ("AllReduce", "AllGather")
+WAYS = ("window's end", "every micro-batch", "ZeRO-1", "ZeRO-2")
+KEPT = ("parameters", "accumulators", "optimizer")  # what a rank keeps of a parameter set
 SIZE = (12.0, 7.0)
 COLOURS = {
     ONE: "#4d4d4d",
@@ -40,17 +40,11 @@ COLOURS = {
     "ZeRO-2": "#5dade2",
 }
 _MIB, _FLOAT32 = 2**20, 4
-_KEYS = "network ranks:d window:d way"
 TABLES = {
     "time": (
-        "ms of an update; ratio: to one process, median of rounds; predicted: by the cost model",
-        f"{_KEYS} ms:,.1f ms_min:,.1f ms_max:,.1f ratio:.2f predicted_ms:,.1f",
+        "ms of an update; ratio: to one process, median of rounds",
+        "network ranks:d window:d way ms:,.1f ms_min:,.1f ms_max:,.1f ratio:.2f",
     ),
-    "sent": (
-        "collectives of an update and a rank, and what they send",
-        f"{_KEYS} AllReduce:d AllGather:d input_mib:,.2f ring_mib:,.2f loopback_mib:,.2f",
-    ),
-    "alone": ("a collective alone", "ranks:d operator bytes:,d ms:,.3f ms_min:,.3f model_ms:,.3f"),
     "memory": (
         "peak of the largest rank, and what it keeps, in model sizes",
         "network ranks:d way peak_mib:,.0f parameters:.2f accumulators:.2f optimizer:.2f",
@@ -59,14 +53,13 @@ TABLES = {
 
 
 class Settings(NamedTuple):
-    """What is measured; `seconds` is the least length of a burst, `elements` are sizes of a collective alone."""
+    """What is measured; `seconds` is the least length of a burst."""
 
     networks: Sequence[str] = ("transformer", "mlp", "mlp12m")
     ranks: Sequence[int] = (2, 4)
     windows: Sequence[int] = (1, 4, 16)
     rounds: int = 5
     seconds: float = 0.5
-    elements: Sequence[int] = (4, 2**14, 2**18, 2**20, 2**22, 2**24)
     memory: Sequence[str] = ("mlp50m",)
     memory_ways: Sequence[str] = WAYS
     memory_window: int = 4
@@ -78,7 +71,6 @@ SHORT = Settings(
     windows=(1, 2, 4),
     rounds=2,
     seconds=0.05,
-    elements=(4, 2**18),
     memory=("mlp",),
     memory_ways=("ZeRO-2",),
 )
@@ -92,12 +84,10 @@ def run(arguments: Namespace) -> None:
         raise ValueError("argument --windows: must be two or more above 1, to tell micro-batches from the boundary")
     session = Session("ranks", arguments, {**settings._asdict(), "batch": BATCH})
     for ranks in settings.ranks:
-        alone: list[dict] = []
         for network in settings.networks:
             print(f"{network}, {ranks} ranks ...", flush=True)
-            session.rows += _network(session, network, ranks, settings, alone)
+            session.rows += _network(session, network, ranks, settings)
             session.save()  # a collective that fails later does not cost what was measured before
-        session.rows += alone
     for network in settings.memory:
         session.rows += _memory(session, network, settings)
     session.finish(TABLES, draw, size=SIZE)
@@ -115,55 +105,16 @@ def _job(session: Session, network: str, ranks: int, ways: Sequence[str]) -> Ite
             yield contender
 
 
-def _network(session: Session, network: str, ranks: int, settings: Settings, alone: list[dict]) -> list[dict]:
-    """Return the rows of a network and a number of ranks, and fill in those of collectives alone if there are none."""
+def _network(session: Session, network: str, ranks: int, settings: Settings) -> list[dict]:
+    """Return the rows of a network and a number of ranks."""
     with _job(session, network, ranks, (APART, *WAYS)) as job, _job(session, network, 1, (APART,)) as single:
-        alone += [] if alone else _alone(job, ranks, settings)
         measured = {window: _rounds(job, single, network, window, settings) for window in settings.windows}
-        graphs = {way: job.ask(what="graphs", way=way, batch=BATCH[network])["ranks"] for way in WAYS}
-        size = single.about["parameters"] * _FLOAT32
-    key = {"network": network, "ranks": ranks}
-    times = [
-        {"part": "time", **key, "window": window, **row} for window in measured for row in _times(measured[window])
-    ]
-    _predict(times, size, alone)
-    return [*times, *({**key, "set_mib": size / _MIB, **row} for row in _sent(graphs, measured, ranks))]
+    key = {"part": "time", "network": network, "ranks": ranks}
+    return [{**key, "window": window, **row} for window in measured for row in _times(measured[window])]
 
 
-def _alone(job: Contender, ranks: int, settings: Settings) -> list[dict]:
-    """Measure collectives of several sizes, and add the figures of the model that is fitted to the extremes."""
-    rows = []
-    for operator in OPERATORS:
-        seconds = {n * _FLOAT32: _collective(job, operator, n, settings) for n in settings.elements}
-        medians = {size: statistics.median(durations) for size, durations in seconds.items()}
-        link = scaling.fitted(operator, ranks, medians)
-        for size, durations in seconds.items():
-            row = {"part": "alone", "ranks": ranks, "operator": operator, "bytes": size, **link._asdict()}
-            model = scaling.collective_seconds(operator, size, ranks, link) * 1e3
-            rows.append({**row, "ms": medians[size] * 1e3, "ms_min": min(durations) * 1e3, "model_ms": model})
-    return rows
-
-
-def _collective(job: Contender, operator: str, elements: int, settings: Settings) -> list[float]:
-    """Return the seconds that one takes, one figure a round."""
-
-    def slowest_seconds(count: int) -> float:
-        answers = job.ask(what="alone", operator=operator, elements=elements, count=count)["ranks"]
-        return max(answer["seconds"] for answer in answers)
-
-    count = repeats(slowest_seconds, settings.seconds, least=2)
-    return [slowest_seconds(count) / count for _ in range(settings.rounds)]
-
-
-class Burst(NamedTuple):
-    """What a burst was, for each update."""
-
-    seconds: float
-    sent: float
-
-
-def _rounds(job: Contender, single: Contender, network: str, window: int, settings: Settings) -> dict[str, list[Burst]]:
-    """Return the bursts of one process and of each way, one a round."""
+def _rounds(job: Contender, single: Contender, network: str, window: int, settings: Settings) -> dict[str, list[float]]:
+    """Return the seconds of an update of one process and of each way, one figure a round."""
     print(f"  windows of {window} ...", flush=True)
     ask = partial(_burst, batch=BATCH[network])
     bursts = {ONE: partial(ask, single, way=APART, window=job.about["ranks"] * window)}
@@ -173,70 +124,22 @@ def _rounds(job: Contender, single: Contender, network: str, window: int, settin
     return alternate(settings.rounds, {name: _ready(burst, settings.seconds) for name, burst in bursts.items()})
 
 
-def _ready(burst: Callable[..., Burst], seconds: float) -> Callable[[], Burst]:
+def _ready(burst: Callable[..., float], seconds: float) -> Callable[[], float]:
     """Compile, and return a burst that takes about `seconds`."""
-    return partial(burst, windows=repeats(lambda windows: burst(windows=windows).seconds * windows, seconds))
+    return partial(burst, windows=repeats(lambda windows: burst(windows=windows) * windows, seconds))
 
 
-def _burst(contender: Contender, *, windows: int, **request: Any) -> Burst:
+def _burst(contender: Contender, *, windows: int, **request: Any) -> float:
     answer = contender.ask(what="train", windows=windows, **request)
     ranks = answer.get("ranks", [answer])
     for rank_answer in ranks:
         check_loss(contender, rank_answer)
-    # The last rank has ended; rank 0 has seen what all of them sent.
-    return Burst(
-        max(rank_answer["seconds"] for rank_answer in ranks) / windows, ranks[0]["sent"] / windows / len(ranks)
-    )
+    return max(rank_answer["seconds"] for rank_answer in ranks) / windows  # the last rank has ended
 
 
-def _times(bursts: Mapping[str, Sequence[Burst]]) -> Iterator[dict[str, Any]]:
-    seconds = {way: [burst.seconds for burst in values] for way, values in bursts.items()}
+def _times(seconds: Mapping[str, Sequence[float]]) -> Iterator[dict[str, Any]]:
     for way, values in seconds.items():
         yield {"way": way, **summary([1e3 * value for value in values], "ms"), "ratio": ratio(values, seconds[ONE])}
-
-
-def _predict(times: Sequence[dict], size: float, alone: Sequence[dict]) -> None:
-    """Add the cost model's figure for each way, from ranks that do not communicate and from collectives alone."""
-    (fewer, less), (more, most) = sorted((row["window"], row["ms"]) for row in times if row["way"] == APART)[-2:]
-    micro = (most - less) / (more - fewer)
-    boundary = less - fewer * micro
-    if boundary < 0:  # the machine was slower during the largest windows; a time is not negative
-        micro, boundary = most / more, 0.0
-    links = {row["operator"]: scaling.Link(row["bandwidth"], row["latency"]) for row in alone}
-    for row in times:
-        if row["way"] in WAYS:
-            ways = (row["way"], row["window"], size, row["ranks"], links.__getitem__)
-            sending = 1e3 * scaling.sending_seconds(*ways, scatters=False)
-            row["predicted_ms"] = row["window"] * micro + boundary + sending
-
-
-def _sent(graphs: Mapping, measured: Mapping, ranks: int) -> Iterator[dict[str, Any]]:
-    """Yield what each way's graphs send for an update, and what went over the loopback device, at least."""
-    for way, (first, *others) in graphs.items():
-        if any(other != first for other in others):
-            raise ContenderError(f"All ranks must have the same graphs, but got {graphs[way]}.")
-        for window, bursts in measured.items():
-            collectives = [*first["micro_batch"] * window, *first["update"]]
-            # As the model counts: of an AllGather, the size is that of what comes out.
-            sizes = [
-                collective["bytes"] * (ranks if collective["operator"] == "AllGather" else 1)
-                for collective in collectives
-            ]
-            ring = sum(
-                scaling.sent(collective["operator"], size, ranks) for collective, size in zip(collectives, sizes)
-            )
-            yield {
-                "part": "sent",
-                "window": window,
-                "way": way,
-                **{
-                    operator: sum(collective["operator"] == operator for collective in collectives)
-                    for operator in OPERATORS
-                },
-                "input_mib": sum(collective["bytes"] for collective in collectives) / _MIB,
-                "ring_mib": ring / _MIB,
-                "loopback_mib": min(burst.sent for burst in bursts[way]) / _MIB,
-            }
 
 
 def _memory(session: Session, network: str, settings: Settings) -> Iterator[dict]:
@@ -253,6 +156,28 @@ def _memory(session: Session, network: str, settings: Settings) -> Iterator[dict
             kept = {name: largest[name] / size for name in KEPT}
             row = {"part": "memory", "network": network, "ranks": ranks, "window": settings.memory_window}
             yield {**row, "way": way if ranks > 1 else ONE, "peak_mib": largest["peak_mib"], **kept}
+
+
+def tables() -> dict[str, str]:
+    """Return the tables of docs/scaling.md by the names of their marks."""
+    rows = rows_of("avx512-amd", "ranks")
+    return {"time": _table_of_times(part(rows, "time")), "memory": _table_of_memory(part(rows, "memory"))}
+
+
+@markdown
+def _table_of_times(rows: Sequence[dict]) -> Lines:
+    """Ratios to one process."""
+    yield ["network", "ranks", "N", "one process, ms", *WAYS]
+    for key, mine in groups(rows, "network", "ranks", "window").items():
+        by_way = {row["way"]: row for row in mine}
+        yield [*key, f"{by_way[ONE]['ms']:,.0f}", *(f"{by_way[way]['ratio']:.2f}" for way in WAYS)]
+
+
+@markdown
+def _table_of_memory(rows: Sequence[dict]) -> Lines:
+    yield ["ranks", "", "peak of the largest, MiB", *KEPT]
+    for row in rows:
+        yield [row["ranks"], row["way"], f"{row['peak_mib']:,.0f}", *(f"{row[name]:.2f}" for name in KEPT)]
 
 
 def draw(figure: Any, rows: Sequence[dict]) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import forms, speed
+from benchmarks import speed
 from benchmarks.contenders import ENTRIES, OURS, PLAIN, UNTUNED, WITH_OTHERS, available, check_same_size, start
 from benchmarks.environments import python
 from benchmarks.options import NotAvailable
@@ -292,23 +292,6 @@ def test_rows_of_another_machine_are_rejected(tmp_path):
 def test_table_is_aligned(capsys):
     show([{"name": "a", "ms": 1.234, "of": None}, {"name": "long", "ms": 10.0}], "name ms:.1f of:d")
     assert capsys.readouterr().out == "name    ms  of\n----  ----  --\na      1.2   -\nlong  10.0   -\n"
-
-
-@pytest.mark.slow
-def test_operators_benchmark_runs(tmp_path):
-    record, _ = benchmark("operators", tmp_path)
-    ours = [row for row in record["rows"] if row["contender"] == OURS]
-    assert ours[0]["kernel"] == "MatMul" and ours[0]["calls"] == 8  # 3 layers, their weights, and 2 inputs
-    assert [row["ms"] for row in ours] == sorted((row["ms"] for row in ours), reverse=True)
-    assert 0 < sum(row["share"] for row in ours) <= 1 + 1e-9
-
-
-@pytest.mark.slow
-def test_forms_compute_equal_results(tmp_path):
-    record, _ = benchmark("forms", tmp_path)
-    assert {row["block"] for row in record["rows"]} == set(forms.BLOCKS)
-    assert all(row["difference"] < (1e-3 if "tanh" in row["form"] else 1e-5) for row in record["rows"])
-    assert all(row["ratio"] > 0 and row["ms"] > 0 for row in record["rows"])
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import accuracy, data, losses, mnist, start
+from benchmarks import accuracy, data, mnist, start
 from benchmarks.contenders import OURS
 from benchmarks.contenders import start as launch
 from benchmarks.environments import python
@@ -137,24 +137,14 @@ def test_cifar10_recipe_equals_config(monkeypatch):
         assert settings.with_updates(16, updates).rates == pytest.approx(cifar10.rates(updates), rel=1e-12)
 
 
-@pytest.mark.slow
-def test_losses_agree_for_equal_weights_and_batches(tmp_path, monkeypatch):
-    monkeypatch.setenv("CIFAR10_DATA", str(write_cifar10(tmp_path / "data")))
-    (tmp_path / "out").mkdir()
-    (row,) = benchmark("losses", tmp_path / "out")[0]["rows"]
-    assert 1.5 < row["ours"] < 4
-    if python("torch") is not None:
-        assert row["torch"] == pytest.approx(row["ours"], rel=1e-4)
-
-
-@pytest.mark.parametrize("name", ["losses", "cifar10", "accuracy"])
+@pytest.mark.parametrize("name", ["cifar10", "accuracy"])
 def test_missing_data_raises_error_naming_variable(name, monkeypatch):
     variable = "MNIST_DATA" if name == "accuracy" else "CIFAR10_DATA"
     monkeypatch.delenv(variable, raising=False)
     options = dict.fromkeys(["networks", "windows", "rounds", "contenders"])
     arguments = Namespace(command=name, short=False, output="nowhere", **options)
     with pytest.raises(NotAvailable, match=f"{name} needs the real .*: set {variable} to where it is"):
-        (losses if name == "losses" else accuracy).run(arguments)
+        accuracy.run(arguments)
 
 
 def epochs_of(accuracies, seed):

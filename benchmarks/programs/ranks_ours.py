@@ -10,11 +10,8 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, Callable
 
-import mindspore as ms
 import networks_ms
-import numpy as np
-from collectives import alone, bytes_of, collectives_of, loopback_bytes
-from mindspore import Tensor, nn
+from mindspore import nn
 from ours import VERSIONS, LastLoss, driver, tuned
 from protocol import flags_of, peak_mib, serve
 from workload import Network, micro_batches
@@ -43,10 +40,8 @@ class Timed(list):
 
     group: Group | None = None
     began = 0.0
-    sent = 0
 
     def __iter__(self) -> Iterator[Any]:
-        self.sent = loopback_bytes()  # before any rank can have sent something
         total([0], self.group)
         self.began = time.perf_counter()
         return super().__iter__()
@@ -61,12 +56,7 @@ class Rank:
         parameters, made = self._network.trainable_params(), {way: WAYS[way] for way in ways}
         self._models = {way: driver(self._network, make(parameters), **more) for way, (make, more) in made.items()}
         self._data = lru_cache(1)(self._window)
-        self._answers: dict[str, Callable[..., dict]] = {
-            "train": self._train,
-            "graphs": self._graphs,
-            "memory": self._memory,
-            **({"alone": partial(alone, self.group)} if self.group else {}),
-        }
+        self._answers: dict[str, Callable[..., dict]] = {"train": self._train, "memory": self._memory}
         own = {"rank": self.group.rank if self.group else 0, "parameters": networks_ms.size(self._network)}
         self.about = {"versions": VERSIONS, **own}
 
@@ -80,32 +70,12 @@ class Rank:
         self._models[way].train_process(1, data, window, report=(last,), ckpt_path=None)
         seconds = time.perf_counter() - data.began
         total([0], self.group)  # what the others still send counts too
-        return {"seconds": seconds, "loss": last.loss, "sent": loopback_bytes() - data.sent}
+        return {"seconds": seconds, "loss": last.loss}
 
     def _window(self, window: int, batch: int) -> list[Any]:
         """Return this rank's window: the ranks' windows together are that of one process."""
         rank, ranks = self.group or (0, 1)
         return networks_ms.tensors(micro_batches(self._name, batch, window * ranks)[rank::ranks])
-
-    def _graphs(self, way: str, batch: int) -> dict[str, list]:
-        """Compile a window's graphs one by one and return the collectives in them, those of a micro-batch and the rest.
-
-        Neither loops nor branches are seen from outside: the graph of several micro-batches in one call, which loops,
-        is looked at as that of one, and the optimizer, which is in a branch, as a graph of its own.
-        """
-        ranks = self.group.size if self.group else 1
-        self._train(way, 1, batch, 1)
-        windows, optimizer = self._models[way]._window._runner, self._models[way]._window.optimizer
-        windows._forward_backward(*self._data(1, batch)[0], weight=Tensor(1.0, ms.float32))
-        windows.clear()
-        update = [windows._optim]
-        if isinstance(optimizer, ZeroOptimizer):
-            optimizer(tuple(Tensor(np.zeros(p.shape, np.float32)) for p in optimizer.parameters))
-            update.append(optimizer)
-        return {
-            "micro_batch": collectives_of(windows._forward_backward, ranks),
-            "update": [collective for cell in update for collective in collectives_of(cell, ranks)],
-        }
 
     def _memory(self, way: str) -> dict[str, float]:
         """Return the peak of this process, and the bytes of the Parameters that it keeps."""
@@ -114,10 +84,14 @@ class Rank:
         own = {id(parameter) for parameter in self._network.get_parameters()}
         return {
             "peak_mib": peak_mib(),
-            "parameters": bytes_of(self._network.get_parameters()),
-            "accumulators": bytes_of(model._window._runner.accumulators.values()),
-            "optimizer": bytes_of(parameter for parameter in optimizer.get_parameters() if id(parameter) not in own),
+            "parameters": _bytes_of(self._network.get_parameters()),
+            "accumulators": _bytes_of(model._window._runner.accumulators.values()),
+            "optimizer": _bytes_of(parameter for parameter in optimizer.get_parameters() if id(parameter) not in own),
         }
+
+
+def _bytes_of(parameters: Any) -> int:
+    return sum(parameter.nbytes for parameter in parameters)
 
 
 def build(network: Network, ways: list, address: str = "") -> tuple[dict, Callable[..., dict]]:
