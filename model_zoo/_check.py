@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
-from itertools import islice
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
 _LONGEST = 300
-_SUBFOLDERS = 100  # in which data are looked for: a home folder may have thousands
 
 
 class DataError(ValueError):
@@ -45,14 +42,6 @@ def check_choice(function: str, name: str, value: Any, *, choices: tuple[str, ..
         raise ValueError(_message(function, name, rule, repr(value)))
 
 
-def check_seconds(function: str, name: str, value: Any) -> None:
-    """Raise an error unless `value` is a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(_message(function, name, "a number > 0", f"type {type(value).__name__}"))
-    if not 0 < value < math.inf:
-        raise ValueError(_message(function, name, "a number > 0", f"{value}"))
-
-
 def check_path(function: str, name: str, value: Any) -> Path:
     """Return `value` as a path with `~` expanded, or raise an error."""
     if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
@@ -61,53 +50,6 @@ def check_path(function: str, name: str, value: Any) -> Path:
     if not text or "\0" in text:
         raise ValueError(_message(function, name, "a path", repr(text)))
     return Path(os.path.expanduser(text))
-
-
-def check_folder(function: str, root: Path, *, fetch: str) -> None:
-    """Raise an error if a data path is not a folder; for an archive the message contains what to do."""
-    if root.is_dir():
-        return
-    if not root.exists():
-        raise FileNotFoundError(
-            f"For '{function}', 'data_path' must be an existing folder, but got {quote(root)}. "
-            f"Correct the path, or {fetch}."
-        )
-    remedy = "Give the folder that contains it."
-    if root.suffix.lower() in (".zip", ".gz", ".tar", ".tgz"):
-        remedy = "Unpack it (unzip, gunzip, tar) and give the folder."
-    raise DataError(f"For '{function}', 'data_path' must be a folder, but got the file {quote(root)}. {remedy}")
-
-
-def folder_nearby(root: Path, holds: Callable[[Path], object]) -> Path | None:
-    """Return the parent folder or a subfolder, if one of them holds what a folder lacks: a usual mistake in a path."""
-    parent = Path(os.path.normpath(root / ".."))  # also of '.', whose own `parent` is itself
-    try:
-        with os.scandir(root) as entries:
-            subfolders = sorted(Path(root, entry.name) for entry in islice(entries, _SUBFOLDERS) if entry.is_dir())
-        return next((folder for folder in (parent, *subfolders) if holds(folder)), None)
-    except OSError:
-        return None
-
-
-def locate(
-    root: Path,
-    usage: str | None,
-    find: Callable[[Path, str], tuple[Path, ...] | None],
-    *,
-    missing: Callable[[Path, tuple[str, ...]], str],
-) -> tuple[tuple[Path, ...], str]:
-    """Return the files of a split and its name; without `usage`, of the first split found. Raise an error if none."""
-    splits = ("train", "test") if usage is None else (usage,)
-    for split in splits:
-        paths = find(root, split)
-        if paths:
-            return paths, split
-    raise FileNotFoundError(missing(root, splits))
-
-
-def quote(path: Path) -> str:
-    """Return a path as one line of text, whatever characters it contains."""
-    return repr(str(path))
 
 
 def one_line(text: object) -> str:

@@ -18,14 +18,14 @@ import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.several]
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("pyproject.toml", "README.md", "LICENSE", "ms_accum", "model_zoo")
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "ms_accum", "model_zoo")
 PROGRAM = """
 from mindspore import nn
 
 import model_zoo
 import ms_accum
 from model_zoo import MLP, create_dataset
-from ms_accum import GradientAccumulation
+from ms_accum import GradientAccumulation, native
 
 network = MLP()
 dataset = create_dataset(batch_size=256, image_size=28)
@@ -33,7 +33,7 @@ model = GradientAccumulation(network, nn.CrossEntropyLoss(), nn.Adam(network.tra
 before = network.trainable_params()[0].asnumpy().copy()
 model.train_process(1, dataset, 2, report=(), ckpt_path=None)
 assert (network.trainable_params()[0].asnumpy() != before).any()
-print(int(model.updates), ms_accum.__file__, model_zoo.__file__)
+print(int(model.updates), native.available(), ms_accum.__file__, model_zoo.__file__)
 """
 
 
@@ -71,8 +71,9 @@ def test_wheel_installs_and_trains(tmp_path):
 
     run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
     (tmp_path / "mine.py").write_text(PROGRAM, encoding="utf-8")
-    updates, package, zoo = run(python, "mine.py", cwd=tmp_path).splitlines()[-1].split()
+    updates, compiled, package, zoo = run(python, "mine.py", cwd=tmp_path).splitlines()[-1].split()
     assert (updates, Path(package), Path(zoo)) == ("3", own / "ms_accum/__init__.py", own / "model_zoo/__init__.py")
+    assert compiled == str(shutil.which("c++") is not None), "without a compiler the package has no operators in C++"
 
 
 TYPED = """

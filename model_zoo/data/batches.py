@@ -9,15 +9,14 @@ of that iterator.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import Any, Protocol
 
+import mindspore as ms
 import numpy as np
+from mindspore.dataset import GeneratorDataset
 
-from .._check import check_int
-
-if TYPE_CHECKING:
-    from mindspore.dataset import GeneratorDataset
+from .._check import check_bool, check_int
 
 
 class Rows(Protocol):
@@ -176,35 +175,59 @@ class Epochs:
         yield from range(first, first + len(self))
 
 
-def dataset_of(source: Batches, names: Sequence[str], batch_size: int) -> GeneratorDataset:
-    """Return the dataset of batches, whose columns have these names."""
-    from mindspore.dataset import GeneratorDataset  # here, because the order of batches is of use without MindSpore
+def batched(
+    owner: str,
+    data: Rows,
+    columns: list[str],
+    noun: str,
+    *,
+    is_training: bool,
+    batch_size: int,
+    repeat_size: int = 1,
+    seed: int | None,
+    num_shards: int,
+    shard_id: int,
+    drop_remainder: bool,
+) -> GeneratorDataset:
+    """Return the dataset of batches of a split.
 
-    batches = GeneratorDataset(source, list(names), sampler=Epochs(source), num_parallel_workers=1)
+    Args:
+        owner (str): The name used in error messages.
+        data (Rows): The rows of the split.
+        columns (list[str]): The names of its columns.
+        noun (str): What the rows are.
+        is_training (bool): Whether it is the training split.
+        seed (int): The seed of the order; None for that of the rows.
+        batch_size, repeat_size, num_shards, shard_id, drop_remainder: As for `create_dataset`.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range, also for a batch that is larger than the data.
+    """
+    for name, number in {"batch_size": batch_size, "repeat_size": repeat_size, "num_shards": num_shards}.items():
+        check_int(owner, name, number, low=1)
+    check_int(owner, "shard_id", shard_id, low=0, high=num_shards - 1)
+    check_bool(owner, "drop_remainder", drop_remainder)
+    in_shard = len(data) // num_shards  # the smallest shard decides, so that all ranks agree
+    if in_shard < 1:
+        raise ValueError(
+            f"For '{owner}', 'num_shards' must be <= {len(data)}, the number of {noun}, but got {num_shards}."
+        )
+    # A test split is only evaluated: one short batch of all its rows is fine, unless it is dropped.
+    if batch_size > in_shard and (is_training or drop_remainder):
+        of = " of a shard" if num_shards > 1 else ""
+        raise ValueError(
+            f"For '{owner}', 'batch_size' must be <= {in_shard}, the number of {noun}{of}, but got "
+            f"{batch_size}: a batch larger than the dataset."
+        )
+    order = Order(len(data), seed, num_shards=num_shards, shard_id=shard_id)
+    source = Batches(data, order, batch_size=batch_size, repeat_size=repeat_size, drop_remainder=drop_remainder)
+    batches = GeneratorDataset(source, columns, sampler=Epochs(source), num_parallel_workers=1)
     # For MindSpore each of our batches is one row, so get_batch_size() would return 1.
     batches.copy_batch_size(batch_size)
     return batches
 
 
-def check_rows(
-    owner: str, rows: int, noun: str, batch_size: int, *, is_training: bool, num_shards: int, drop_remainder: bool
-) -> None:
-    """Raise an error for a batch larger than the data; the smallest shard decides, so that all ranks agree.
-
-    Args:
-        owner (str): The name used in error messages.
-        rows (int): The rows of the split.
-        noun (str): What they are.
-        batch_size (int), num_shards (int), drop_remainder (bool): As for `create_dataset`.
-        is_training (bool): Whether it is the training split.
-    """
-    in_shard = rows // num_shards
-    if in_shard < 1:
-        raise ValueError(f"For '{owner}', 'num_shards' must be <= {rows}, the number of {noun}, but got {num_shards}.")
-    # A test split is only evaluated: one short batch of all its rows is fine, unless it is dropped.
-    if batch_size > in_shard and (is_training or drop_remainder):
-        noun += " of a shard" if num_shards > 1 else ""
-        raise ValueError(
-            f"For '{owner}', 'batch_size' must be <= {in_shard}, the number of {noun}, but got "
-            f"{batch_size}: a batch larger than the dataset."
-        )
+def seed_of(owner: str, seed: int | None) -> int:
+    """Return the seed of the order: that of MindSpore if it is None, or 0 if that is not set."""
+    return check_int(owner, "seed", ms.get_seed() or 0 if seed is None else seed, low=0)

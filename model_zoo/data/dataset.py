@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from os import PathLike
+from typing import Any
 
-import mindspore as ms
 from mindspore.dataset import GeneratorDataset
 
 from .._check import check_bool, check_choice, check_int, check_path
-from .batches import Batches, Order, check_rows, dataset_of
+from .batches import batched, seed_of
 from .cifar import SIDE, load_cifar10
 from .digits import load_digits_split
-from .images import ImageRows, Split
+from .images import ImageRows
 from .mnist import load_mnist
 
 _NAME = "create_dataset"
+_LOAD: dict[str, Any] = {"mnist": load_mnist, "digits": load_digits_split, "cifar10": load_cifar10}
 
 
 def create_dataset(
@@ -83,65 +84,31 @@ def create_dataset(
         >>> image.shape, label.shape
         ((32, 1, 32, 32), (32,))
     """
-    counts = {"batch_size": batch_size, "repeat_size": repeat_size, "num_shards": num_shards}
-    _check_counts({**counts, "num_parallel_workers": num_parallel_workers})
-    check_int(_NAME, "shard_id", shard_id, low=0, high=num_shards - 1)
     check_int(_NAME, "image_size", image_size, low=8, high=128)
-    check_bool(_NAME, "drop_remainder", drop_remainder)
-    _check_split(usage, shuffle)
-    seed = check_int(_NAME, "seed", ms.get_seed() or 0 if seed is None else seed, low=0)
-
-    dataset = _check_dataset(dataset, data_path, image_size)
-    split = _load(dataset, data_path, usage)
-    shuffle = split.usage == "train" if shuffle is None else shuffle
-    rows = ImageRows(split.resized(image_size), seed if dataset == "cifar10" and split.usage == "train" else None)
-    check_rows(
-        _NAME,
-        len(rows),
-        f"{split.usage} images",
-        batch_size,
-        is_training=split.usage == "train",
-        num_shards=num_shards,
-        drop_remainder=drop_remainder,
-    )
-    source = Batches(
-        rows,
-        Order(len(rows), seed if shuffle else None, num_shards=num_shards, shard_id=shard_id),
-        batch_size=batch_size,
-        repeat_size=repeat_size,
-        drop_remainder=drop_remainder,
-    )
-    return dataset_of(source, ["image", "label"], batch_size)
-
-
-def _check_counts(counts: dict[str, int]) -> None:
-    for name, count in counts.items():
-        check_int(_NAME, name, count, low=1)
-
-
-def _check_split(usage: str | None, shuffle: bool | None) -> None:
     if usage is not None:
         check_choice(_NAME, "usage", usage, choices=("train", "test"))
-    if shuffle is not None:
-        check_bool(_NAME, "shuffle", shuffle)
-
-
-def _check_dataset(dataset: str | None, data_path: object, image_size: int) -> str:
-    """Return the name of the data set, or raise an error if arguments contradict each other."""
     if dataset is None:
-        return "digits" if data_path is None else "mnist"
-    check_choice(_NAME, "dataset", dataset, choices=("mnist", "digits", "cifar10"))
+        dataset = "digits" if data_path is None else "mnist"
+    check_choice(_NAME, "dataset", dataset, choices=tuple(_LOAD))
     if (dataset == "digits") != (data_path is None):
         rule = "be None for the embedded digits" if dataset == "digits" else f"be the folder of dataset='{dataset}'"
         raise ValueError(f"For '{_NAME}', 'data_path' must {rule}, but got {data_path!r}.")
     if dataset == "cifar10" and image_size != SIDE:
         raise ValueError(f"For '{_NAME}', 'image_size' must be {SIDE} for dataset='cifar10', but got {image_size}.")
-    return dataset
 
-
-def _load(dataset: str, data_path: str | PathLike[str] | None, usage: str | None) -> Split:
-    """Return the requested split, with images of their original size."""
-    if dataset == "digits":
-        return load_digits_split(usage)
-    load = {"mnist": load_mnist, "cifar10": load_cifar10}[dataset]
-    return load(check_path(_NAME, "data_path", data_path), usage)
+    split = _LOAD[dataset](None if data_path is None else check_path(_NAME, "data_path", data_path), usage)
+    is_training, seed = split.usage == "train", seed_of(_NAME, seed)
+    shuffle = is_training if shuffle is None else check_bool(_NAME, "shuffle", shuffle)
+    return batched(
+        _NAME,
+        ImageRows(split.resized(image_size), seed if dataset == "cifar10" and is_training else None),
+        ["image", "label"],
+        f"{split.usage} images",
+        is_training=is_training,
+        batch_size=batch_size,
+        repeat_size=repeat_size,
+        seed=seed if shuffle else None,
+        num_shards=num_shards,
+        shard_id=shard_id,
+        drop_remainder=drop_remainder,
+    )

@@ -20,12 +20,13 @@ TEST_ROWS = 360
 _MEAN, _STD = 0.3056, 0.3763
 
 
-def load_digits_split(usage: str | None) -> Split:
+def load_digits_split(root: None, usage: str | None) -> Split:
     """Return the embedded digits' training split (1,437 images) or test split (360).
 
     The split never changes, because NumPy guarantees that the numbers of `RandomState` stay the same.
 
     Args:
+        root (None): Not used; for a data set of files it is the folder.
         usage (str): ``"train"`` or ``"test"``; None means train.
 
     Returns:
@@ -46,14 +47,9 @@ def load_digits_split(usage: str | None) -> Split:
 def _digits() -> np.ndarray:
     """Return the rows of scikit-learn's file: 64 gray values, and the digit."""
     spec = find_spec("sklearn")  # imports nothing: `load_digits` would import all of SciPy, which takes a second
-    file = Path(spec.origin or "").parent / "datasets" / "data" / "digits.csv.gz" if spec else None
-    if file is not None and file.is_file():
-        return np.loadtxt(file, delimiter=",")
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
+    if spec is None or spec.origin is None:
         raise ImportError(
-            "For 'create_dataset', 'data_path' must be given if scikit-learn, which contains the "
-            "embedded digits, is not installed. Run: pip install scikit-learn"
-        ) from error
-    return np.column_stack(load_digits(return_X_y=True))
+            "For 'create_dataset', 'data_path' must be given if scikit-learn, which contains the embedded digits, is "
+            "not installed. Run: pip install scikit-learn"
+        )
+    return np.loadtxt(Path(spec.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")

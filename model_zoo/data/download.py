@@ -1,212 +1,225 @@
 """Downloads a data set into a folder, and verifies it.
 
-Files are unpacked in a staging folder on the file system of the destination. A file appears under its name only after
-all files have been verified; after an error there is none.
+The package `download` fetches the archive, as a file, into an empty folder: it takes any file of that name for the
+result, and a part of one for its beginning. It compares no SHA-256 and unpacks whatever an archive contains, so both is
+done here. A file appears under its name only after all have been verified.
 """
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import os
+import shutil
+import socket
+import sys
+import tarfile
 import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Callable, NamedTuple
-from urllib.parse import urlsplit
+from typing import Any, Callable, NamedTuple
 
-from .._check import DataError, check_path, check_seconds, quote
+from .._check import DataError, check_path, one_line
 from . import cifar, mnist
-from .archive import Files, Fingerprint, bound_of, copy, pieces_of, rejected, unpack_tar, unpack_zip
-from .fetch import fetch
+from .files import DataFiles
+
+TIMEOUT = 60.0
+"""float, the seconds after which a server that sends nothing is given up."""
 
 
 class Source(NamedTuple):
     """A data set that can be downloaded.
 
     Attributes:
-        caller: The name of the function that downloads it, for error messages.
         title: Its name.
-        files: Its files, in the order in which `find` returns those of a split.
-        unpack: The function that unpacks them.
-        sha256: The SHA-256 of the archive, if only that is published, or None.
-        find: The function that finds the files of a split in a folder.
+        files: The SHA-256 and the size of each of its files, in the order in which `data_files` has those of a split.
+        data_files: Where they may be in a folder.
+        sha256: The SHA-256 of the archive, which is then compared before the archive is opened.
     """
 
-    caller: str
     title: str
-    files: Files
-    unpack: Callable[[Path, Path, Files], Files]
-    sha256: str | None
-    find: Callable[[Path, str], tuple[Path, ...] | None]
+    files: dict[str, tuple[str, int]]
+    data_files: DataFiles
+    sha256: str | None = None
 
 
+_TOP = "MNIST_Data/"  # the folder in the tutorials' archive
 DEFAULT_URL = "https://mindspore-website.obs.cn-north-4.myhuaweicloud.com/notebook/datasets/MNIST_Data.zip"
-_MNIST_FILES: Files = {
-    "train/train-images-idx3-ubyte": (47_040_016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
-    "train/train-labels-idx1-ubyte": (60_008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
-    "test/t10k-images-idx3-ubyte": (7_840_016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
-    "test/t10k-labels-idx1-ubyte": (10_008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
-}
-MNIST = Source("download_mnist", "MNIST", _MNIST_FILES, unpack_zip, None, mnist.find_split)
-
+MNIST = Source(
+    "MNIST",
+    {
+        "train/train-images-idx3-ubyte": ("ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db", 47040016),
+        "train/train-labels-idx1-ubyte": ("65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5", 60008),
+        "test/t10k-images-idx3-ubyte": ("0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7", 7840016),
+        "test/t10k-labels-idx1-ubyte": ("ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2", 10008),
+    },
+    mnist.MNIST,
+)
 _CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
-# As published; not compared with the archive itself, which could not be downloaded here.
-_CIFAR10_SHA256 = "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd"
-_CIFAR10_FILES: Files = {
-    f"{cifar.TOP}/{name}": (cifar.ROWS * cifar.RECORD, None) for split in cifar.FILES.values() for name in split
+_CIFAR10_SHA256 = {
+    "data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
 }
-CIFAR10 = Source("download_cifar10", "CIFAR-10", _CIFAR10_FILES, unpack_tar, _CIFAR10_SHA256, cifar.find_split)
+CIFAR10 = Source(
+    "CIFAR-10",
+    {f"{cifar.TOP}/{name}": (sha256, cifar.ROWS * cifar.RECORD) for name, sha256 in _CIFAR10_SHA256.items()},
+    cifar.CIFAR10,
+    # As published; not compared with the archive itself, which could not be downloaded here.
+    sha256="c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+)
 
 
-def download_mnist(data_path: str | PathLike[str], url: str = DEFAULT_URL, *, stall_seconds: float = 60.0) -> str:
+def download_mnist(data_path: str | PathLike[str], url: str = DEFAULT_URL) -> str:
     """Download MNIST into `data_path`/train and `data_path`/test, verified by SHA-256.
 
-    It does nothing if the folder already contains MNIST in any layout that `create_dataset` reads, and never replaces a
-    file that does not belong to MNIST.
+    It does nothing if the folder already contains MNIST in any layout that `create_dataset` reads, and never replaces
+    another file.
 
     Args:
         data_path (str): The folder; it is created if it does not exist.
         url (str): The address of the tutorials' archive. Default: that of MindSpore.
-        stall_seconds (float): The maximum number of seconds to wait for the next 8 KiB. Default: ``60.0``.
 
     Returns:
         str, the folder.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range.
+        TypeError: If `data_path` is not a path.
         DataError: If the archive is not that of MNIST, or the folder contains other files under these names.
         OSError: If the archive can't be downloaded, or the disk is full.
-        ImportError: If the package `download`, which transfers it, is not installed.
+        ImportError: If the package `download` is not installed.
 
     Supported Platforms:
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
     """
-    return _download(MNIST, data_path, url, stall_seconds)
+    return _download("download_mnist", MNIST, data_path, url)
 
 
-def download_cifar10(data_path: str | PathLike[str], url: str = _CIFAR10_URL, *, stall_seconds: float = 60.0) -> str:
-    """Download CIFAR-10's binary version into `data_path`/cifar-10-batches-bin; the archive is verified by SHA-256.
+def download_cifar10(data_path: str | PathLike[str], url: str = _CIFAR10_URL) -> str:
+    """Download CIFAR-10's binary version into `data_path`/cifar-10-batches-bin, verified by SHA-256.
 
-    It does nothing if the folder already contains its six files in the right sizes, and never replaces a file.
+    It does nothing if the folder already contains the six files, and never replaces another file.
 
     Args:
         data_path (str): The folder; it is created if it does not exist.
         url (str): The address of the official archive. Default: that of its author.
-        stall_seconds (float): The maximum number of seconds to wait for the next 8 KiB. Default: ``60.0``.
 
     Returns:
         str, the folder.
 
     Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If an argument is out of range.
+        TypeError: If `data_path` is not a path.
         DataError: If the archive is not that of CIFAR-10, or the folder contains other files under these names.
         OSError: If the archive can't be downloaded, or the disk is full.
-        ImportError: If the package `download`, which transfers it, is not installed.
+        ImportError: If the package `download` is not installed.
 
     Supported Platforms:
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
     """
-    return _download(CIFAR10, data_path, url, stall_seconds)
+    return _download("download_cifar10", CIFAR10, data_path, url)
 
 
 DOWNLOADS = {"mnist": download_mnist, "cifar10": download_cifar10}
 
 
-def _download(source: Source, data_path: str | PathLike[str], url: str, stall_seconds: float) -> str:
-    root = check_path(source.caller, "data_path", data_path)
-    _check_url(source.caller, url)
-    check_seconds(source.caller, "stall_seconds", stall_seconds)
+def _download(caller: str, source: Source, data_path: str | PathLike[str], url: str) -> str:
+    root = check_path(caller, "data_path", data_path)
     if _is_complete(source, root):
         return str(root)
-    _reject_other_files(source, root, source.files)
-    with tempfile.TemporaryDirectory(prefix=f".{source.title.lower()}-", dir=_nearest_folder(root)) as staging:
+    for name, facts in source.files.items():
+        if os.path.lexists(root / name) and not _is(root / name, *facts):
+            raise DataError(
+                f"For '{caller}', 'data_path' must contain {source.title} or no such files, but got "
+                f"{str(root / name)!r}, which does not belong to {source.title}. Remove it, or choose another folder."
+            )
+    above = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())  # on the same disk
+    with tempfile.TemporaryDirectory(prefix=".download-", dir=above) as staging:
         archive, verified = Path(staging, "archive"), Path(staging, "verified")
-        limit = bound_of(source.files)
-        size, sha256 = fetch(url, archive, stall_seconds=stall_seconds, max_bytes=limit, caller=source.caller)
-        try:
-            if source.sha256 not in (None, sha256):
-                raise rejected(f"have the SHA-256 {source.sha256}", f"{sha256} ({size} bytes)")
-            files = source.unpack(archive, verified, source.files)
-        except DataError as error:
-            raise DataError(f"For '{source.caller}', {error}") from error
-        _publish(source, verified, root, files)
+        _fetch(caller, url, archive)
+        _unpack(caller, source, archive, verified)
+        for name in source.files:
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(verified / name, root / name)
     return str(root)
-
-
-def _check_url(caller: str, url: str) -> None:
-    """Raise an error for an address that urllib would read from the disk, or can't read."""
-    if not isinstance(url, str):
-        raise TypeError(f"For '{caller}', 'url' must be a str, but got type {type(url).__name__}.")
-    try:
-        parts = urlsplit(url)
-        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # brackets or port
-        valid = False
-    if not valid or any(character <= " " for character in url):
-        raise ValueError(f"For '{caller}', 'url' must be an http:// or https:// address, but got {url!r}.")
 
 
 def _is_complete(source: Source, root: Path) -> bool:
     """Return whether the folder contains the data set, unchanged, where `create_dataset` would find it."""
-    for usage in ("train", "test"):
-        paths = source.find(root, usage)
-        # In both data sets, only names of test files contain "test".
-        expected = [value for name, value in source.files.items() if ("test" in name) == (usage == "test")]
-        if paths is None or not all(map(_matches, paths, expected)):
-            return False
-    return True
+    found = [path for usage in ("train", "test") for path in source.data_files.find(root, usage) or ()]
+    return len(found) == len(source.files) and all(_is(p, *facts) for p, facts in zip(found, source.files.values()))
 
 
-def _matches(path: Path, expected: Fingerprint) -> bool:
-    """Return whether a file has the expected size and, if it is published, SHA-256; the size is compared first."""
-    size, sha256 = expected
-    if sha256 is None or path.stat().st_size != size:
-        return path.stat().st_size == size
+def _is(path: Path, sha256: str, size: int) -> bool:
+    """Return whether a file is the expected one; the size is compared first."""
+    return path.is_file() and path.stat().st_size == size and _sha256(path) == sha256
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        return copy(pieces_of(file), limit=size) == expected
+        for piece in iter(partial(file.read, 1 << 20), b""):
+            digest.update(piece)
+    return digest.hexdigest()
 
 
-def _reject_other_files(source: Source, root: Path, files: Files) -> None:
-    """Raise an error if there is another file under the name of an expected one: it may be the only copy."""
-    for folder in _folders(root, files):
-        if folder.exists() and not folder.is_dir():
-            rule, got = "be a folder", f"the file {quote(folder)}. Choose another one."
-            raise DataError(f"For '{source.caller}', 'data_path' must {rule}, but got {got}")
-    for name, expected in files.items():
-        target = root / name
-        if os.path.lexists(target) and not (target.is_file() and _matches(target, expected)):
-            raise DataError(
-                f"For '{source.caller}', 'data_path' must contain {source.title} or no such files, but got "
-                f"{quote(target)}, which does not belong to {source.title}. Remove it, or choose another folder."
-            )
+def _fetch(caller: str, url: str, archive: Path) -> None:
+    """Download a file, with a progress bar on a terminal."""
+    from download import download  # here, because only this needs it
 
-
-def _folders(root: Path, files: Files) -> list[Path]:
-    """Return the folders of the files, innermost first."""
-    return [*dict.fromkeys((root / name).parent for name in files), root]
-
-
-def _nearest_folder(root: Path) -> Path:
-    """Return the deepest existing folder of the path, which is on the same disk."""
-    return next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())
-
-
-def _publish(source: Source, verified: Path, root: Path, files: Files) -> None:
-    """Move the files to their names, all or none."""
-    _reject_other_files(source, root, files)
-    root, undo = root.absolute(), contextlib.ExitStack()
+    shows = sys.stdout is not None and sys.stdout.isatty()
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(TIMEOUT)  # of the transfer, for which `download` sets none
     try:
-        for folder in reversed([*_folders(root, files), *root.parents]):
-            if not folder.exists():
-                undo.callback(folder.rmdir)
-                folder.mkdir(exist_ok=True)
-        for target in (root / name for name in files):
-            if not target.exists():
-                undo.callback(target.unlink, missing_ok=True)
-                os.replace(verified / target.relative_to(root), target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            undo.close()
-        raise
+        download(url, str(archive), kind="file", progressbar=shows, replace=True, timeout=TIMEOUT, verbose=False)
+    except Exception as error:
+        reason = one_line(error.__context__ or error)  # `download` raises a RuntimeError about it
+        raise OSError(
+            f"For '{caller}', 'url' must be a file that can be downloaded, but got {url!r}: {reason}. "
+            "Try again, or give a mirror's address."
+        ) from error
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _unpack(caller: str, source: Source, archive: Path, folder: Path) -> None:
+    """Unpack the files of the data set, and nothing else, if each has the right size and SHA-256.
+
+    No name in the archive is used as a path, and no link is made.
+    """
+    try:
+        if source.sha256 not in (None, _sha256(archive)):
+            raise ValueError(f"its SHA-256 is not {source.sha256}")
+        with _entries(archive) as entries:
+            for name, (_, size) in source.files.items():
+                if entries.get(name, (0,))[0] != size:
+                    raise ValueError(f"it has no file {name} of {size} bytes")
+            for name, facts in source.files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                with entries[name][1]() as packed, open(folder / name, "xb") as file:
+                    shutil.copyfileobj(packed, file)
+                if not _is(folder / name, *facts):
+                    raise ValueError(f"the SHA-256 of {name} is not {facts[0]}")
+    except OSError:
+        raise  # such as a full disk
+    except Exception as error:  # readers of archives raise many kinds if one is damaged
+        raise DataError(
+            f"For '{caller}', the archive must be that of {source.title}, but got another one: {one_line(error)}. "
+            "Nothing was kept; try again, or give another 'url'."
+        ) from error
+
+
+@contextmanager
+def _entries(archive: Path) -> Iterator[dict[str, tuple[int, Callable[[], Any]]]]:
+    """Open an archive; yield the size of each entry, and a function that opens it, by its name."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as packed:
+            yield {e.filename.removeprefix(_TOP): (e.file_size, partial(packed.open, e)) for e in packed.infolist()}
+    else:
+        with tarfile.open(archive, "r:gz") as tape:
+            yield {e.name: (e.size, partial(tape.extractfile, e)) for e in tape if e.isreg()}

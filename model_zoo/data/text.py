@@ -11,12 +11,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Callable
 
-import mindspore as ms
 import numpy as np
 from mindspore.dataset import GeneratorDataset
 
 from .._check import DataError, check_bool, check_choice, check_int, check_path
-from .batches import Batches, Order, check_rows, dataset_of
+from .batches import batched, seed_of
 from .sentences import sentences
 
 CHARACTERS, BYTES = "characters", "bytes"
@@ -200,32 +199,26 @@ def create_text_dataset(
     """
     check_choice(_NAME, "usage", usage, choices=("train", "test"))
     check_choice(_NAME, "level", level, choices=(CHARACTERS, BYTES))
-    counts = {"batch_size": batch_size, "context": context, "num_shards": num_shards}
-    for name, count in counts.items():
-        check_int(_NAME, name, count, low=1)
-    check_int(_NAME, "shard_id", shard_id, low=0, high=num_shards - 1)
-    check_bool(_NAME, "drop_remainder", drop_remainder)
-    shuffle = usage == "train" if shuffle is None else check_bool(_NAME, "shuffle", shuffle)
-    seed = check_int(_NAME, "seed", ms.get_seed() or 0 if seed is None else seed, low=0)
-
+    check_int(_NAME, "context", context, low=1)
     if vocabulary is not None:
         _check_vocabulary(vocabulary, level)
 
     path = None if data_path is None else check_path(_NAME, "data_path", data_path)
     documents, tokens, known = _read(path, level, vocabulary)
-    rows = _split(documents, tokens, usage, context, known)
-    check_rows(
+    is_training, seed = usage == "train", seed_of(_NAME, seed)
+    shuffle = is_training if shuffle is None else check_bool(_NAME, "shuffle", shuffle)
+    return batched(
         _NAME,
-        len(rows),
+        _split(documents, tokens, usage, context, known),
+        ["tokens", "targets"],
         f"{usage} blocks of {context} tokens",
-        batch_size,
-        is_training=usage == "train",
+        is_training=is_training,
+        batch_size=batch_size,
+        seed=seed if shuffle else None,
         num_shards=num_shards,
+        shard_id=shard_id,
         drop_remainder=drop_remainder,
     )
-    order = Order(len(rows), seed if shuffle else None, num_shards=num_shards, shard_id=shard_id)
-    source = Batches(rows, order, batch_size=batch_size, drop_remainder=drop_remainder)
-    return dataset_of(source, ["tokens", "targets"], batch_size)
 
 
 def _check_vocabulary(vocabulary: Any, level: str) -> None:

@@ -10,7 +10,8 @@ from idx_files import rows_of, write_mnist
 from model_zoo import create_dataset
 from model_zoo.data.batches import Batches, Order
 from model_zoo.data.images import ImageRows, Split
-from model_zoo.data.mnist import load_mnist
+
+pytestmark = pytest.mark.host
 
 
 @pytest.fixture
@@ -29,9 +30,10 @@ def same(left, right):
     return len(left) == len(right) and all(map(np.array_equal, left, right))
 
 
-def test_same_seed_gives_same_batches(folder):
+def test_order_is_a_function_of_seed_and_epoch(folder):
     first, second = create_dataset(folder, 8, seed=3), create_dataset(folder, 8, seed=3)
     epochs = [epoch_of(first) for _ in range(3)]
+    np.random.seed(2)  # which changes nothing
     assert all(same(epoch, epoch_of(second)) for epoch in epochs)
     assert not same(epochs[0], epochs[1]) and not same(epochs[1], epochs[2])
     assert not same(epochs[0], epoch_of(create_dataset(folder, 8, seed=4)))
@@ -53,20 +55,14 @@ def test_endless_iterators_do_not_consume_next_epoch(folder):
         assert same(labels, epoch_of(expected))
 
 
-def test_abandoned_iterator_counts_as_one_epoch(folder):
-    dataset = create_dataset(folder, 8)
-    next(dataset.create_tuple_iterator())
-    assert dataset.source.next_epoch == 1
-
-
 def test_epoch_can_be_set(folder):
     dataset = create_dataset(folder, 8)
     epochs = [epoch_of(dataset) for _ in range(4)]
     resumed = create_dataset(folder, 8)
     resumed.source.begin_with_epoch(2)
     assert same(epoch_of(resumed), epochs[2]) and same(epoch_of(resumed), epochs[3])
-    dataset.source.begin_with_epoch(0)
-    assert same(epoch_of(dataset), epochs[0])
+    next(resumed.create_tuple_iterator())
+    assert resumed.source.next_epoch == 5  # an iterator that is given up is an epoch, too
     with pytest.raises(ValueError, match="'epoch' must be an int >= 0, but got -1"):
         dataset.source.begin_with_epoch(-1)
 
@@ -87,25 +83,12 @@ def test_seed_defaults_to_mindspore_seed_or_zero(folder, monkeypatch, global_see
     assert not same(labels, epoch_of(create_dataset(folder, 8, seed=meant + 1)))
 
 
-def test_order_ignores_numpy_global_seed(folder):
-    np.random.seed(1)
-    first = epoch_of(create_dataset(folder, 8))
-    np.random.seed(2)
-    assert same(first, epoch_of(create_dataset(folder, 8)))
-
-
 @pytest.mark.parametrize(
     ("usage", "shuffle", "shuffled"),
-    [
-        ("train", None, True),
-        ("test", None, False),
-        ("train", False, False),
-        ("test", True, True),
-    ],
+    [("train", None, True), ("test", None, False), ("train", False, False), ("test", True, True)],
 )
 def test_shuffle(folder, usage, shuffle, shuffled):
-    dataset = create_dataset(folder, 32, usage=usage, shuffle=shuffle)
-    labels = np.concatenate(epoch_of(dataset))
+    labels = np.concatenate(epoch_of(create_dataset(folder, 32, usage=usage, shuffle=shuffle)))
     assert np.array_equal(labels, np.arange(len(labels)) % 10) is not shuffled
     assert sorted(labels) == sorted(np.arange(len(labels)) % 10)
 
@@ -124,38 +107,20 @@ def test_repeat_size(folder):
         assert same(epoch_of(twice), epoch_of(once) + epoch_of(once))
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
-@pytest.mark.parametrize("shuffle", [False, True])
-def test_shards_contain_each_row_once(num_shards, shuffle):
-    arguments = {"usage": "test", "shuffle": shuffle, "num_shards": num_shards, "seed": 1}
+@pytest.mark.parametrize("num_shards", [2, 5])
+def test_shards_contain_each_row_once(num_shards):
+    arguments = {"usage": "test", "shuffle": True, "num_shards": num_shards, "seed": 1}
     shards = [create_dataset(shard_id=i, **arguments) for i in range(num_shards)]
     for _ in range(2):
         parts = [rows_of(shard) for shard in shards]
-        sizes = [len(part) for part in parts]
-        assert max(sizes) - min(sizes) <= 1
-        expected = rows_of(create_dataset(usage="test"))
-        assert sorted(row for part in parts for row in part) == sorted(expected)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1
+        assert sorted(row for part in parts for row in part) == sorted(rows_of(create_dataset(usage="test")))
 
 
-def test_order_depends_on_seed_and_pass():
-    order = Order(1000, seed=7)
-    assert np.array_equal(order.rows_of_pass(3), Order(1000, seed=7).rows_of_pass(3))
-    assert sorted(order.rows_of_pass(3)) == list(range(1000))
-    assert np.array_equal(Order(10, seed=None).rows_of_pass(5), np.arange(10))
-    assert [len(Order(10, 0, num_shards=3, shard_id=i)) for i in range(3)] == [4, 3, 3]
-
-
-def test_batches_are_contiguous(folder):
-    split = load_mnist(folder, "train")
-    image, label = Batches(ImageRows(split), Order(64, seed=0), batch_size=8)[0]
-    assert image.strides == (4 * 784, 4 * 784, 4 * 28, 4)
-    assert image.flags["C_CONTIGUOUS"] and label.flags["C_CONTIGUOUS"]
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 3, 4, 5, 8])
-@pytest.mark.parametrize(("rows", "shards"), [(10, 3), (9, 2), (9, 4), (11, 2), (17, 2), (13, 3)])
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 8])
+@pytest.mark.parametrize(("rows", "shards"), [(10, 3), (9, 2), (9, 4), (17, 2)])
 def test_all_shards_have_same_number_of_batches(batch_size, rows, shards):
-    """Where one shard has a row less, and that row would be a batch."""
+    """Where one shard has a row less, and that row would be a batch: the others would wait for it forever."""
     images = np.arange(rows, dtype=np.uint8).reshape(rows, 1, 1)
     split = Split("train", images, images.ravel().astype(np.int32), 0.0, 1.0)
     orders = [Order(rows, 1, num_shards=shards, shard_id=shard) for shard in range(shards)]
@@ -164,3 +129,9 @@ def test_all_shards_have_same_number_of_batches(batch_size, rows, shards):
     labels = [[source[number][1] for number in range(len(source))] for source in sources]
     assert all(len(batch) for shard in labels for batch in shard)
     assert sorted(np.concatenate([batch for shard in labels for batch in shard])) == list(range(rows))
+
+
+def test_batches_are_contiguous():
+    image, label = create_dataset(image_size=28).source[0]
+    assert image.strides == (4 * 784, 4 * 784, 4 * 28, 4)
+    assert image.flags["C_CONTIGUOUS"] and label.flags["C_CONTIGUOUS"]
