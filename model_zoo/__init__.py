@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from .mlp import MLP as MLP
     from .models import MODELS as MODELS
     from .next_token import NextTokenLoss as NextTokenLoss
-    from .objectives import AuxiliaryHeads as AuxiliaryHeads
-    from .objectives import DistillationLoss as DistillationLoss
-    from .objectives import PolicyLoss as PolicyLoss
     from .optimizers import OPTIMIZERS as OPTIMIZERS
     from .optimizers import make_optimizer as make_optimizer
     from .recipes import RECIPES as RECIPES
@@ -32,18 +29,15 @@ if TYPE_CHECKING:
     from .small_resnet import SmallResNet as SmallResNet
 
 _MODULES = {
-    "AuxiliaryHeads": "objectives",
     "DEFAULT_URL": "data.download",
     "DOWNLOADS": "data.download",
     "DataError": "_check",
-    "DistillationLoss": "objectives",
     "GPT": "gpt",
     "LeNet5": "lenet",
     "MLP": "mlp",
     "MODELS": "models",
     "NextTokenLoss": "next_token",
     "OPTIMIZERS": "optimizers",
-    "PolicyLoss": "objectives",
     "RECIPES": "recipes",
     "ResNet18": "resnet",
     "SmallResNet": "small_resnet",
