@@ -16,7 +16,6 @@ from ..network.compiled import Compiled
 from ..network.state import state
 from ..ranks.agreement import check_drift
 from ..ranks.group import Group
-from ..ranks.heartbeat import exchange
 from .collaborators import Collaborators
 from .ema import check_not_applied
 from .ends import Sizes, is_full
@@ -285,10 +284,9 @@ class GraphWindow:
             return self._end_now(scalars)
         self.rank_status.flushing(True)
         try:
-            with exchange():
-                if self.sums.sum_over_ranks is not None:
-                    return self._flush_micro_batches(scalars)
-                return self._flush_windows(self.rank_status, scalars)
+            if self.sums.sum_over_ranks is not None:
+                return self._flush_micro_batches(scalars)
+            return self._flush_windows(self.rank_status, scalars)
         except RuntimeError as error:
             if "AllReduce" not in str(error):
                 raise

@@ -15,7 +15,6 @@ from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 
 from .. import _check
 from ..network.parameters import as_array
-from .heartbeat import exchange, heartbeat
 
 AUTO = "auto"
 _OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
@@ -58,9 +57,7 @@ def own_group() -> Group:
         Group(rank=0, size=1)
     """
     if is_launched() and not GlobalComm.INITED:
-        with exchange():
-            communication.init()
-        heartbeat()
+        communication.init()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         sys.exit()  # the scheduler process of a launcher that runs the same program: its work is done
     if not GlobalComm.INITED:
@@ -168,19 +165,16 @@ def check_together(owner: str, group: Group | None, windows: int | None, *, spli
 # What the ranks send. Every function is called by all ranks of the group.
 
 
-@exchange()
 @ms.jit
 def _all_reduce(values: Any) -> Any:
     return ops.AllReduce()(values)
 
 
-@exchange()
 @ms.jit
 def _all_gather(values: Any) -> Any:
     return ops.AllGather()(values)
 
 
-@exchange()
 @ms.jit
 def _broadcast(values: Any) -> Any:
     return ops.Broadcast(0)((values,))

@@ -13,7 +13,6 @@ from mindspore.train import Callback, EarlyStopping, RunContext
 from tqdm import tqdm
 
 from .. import _check
-from ..ranks.heartbeat import COLUMNS
 from .callbacks import UNKNOWN, callbacks_of
 from .record import UpdateRecord
 
@@ -28,11 +27,8 @@ def callbacks_of_run(owner: str, report: Any, callbacks: Any, *, shows: bool) ->
 
 
 def progress(every: int | None = None) -> Callback:
-    """Return a bar if stdout, or the launcher's, is a terminal; else lines, one per `every` windows."""
-    if sys.stdout.isatty():
-        return Bar()
-    columns = os.environ.get(COLUMNS, "")
-    return Bar(int(columns)) if columns.isdecimal() and int(columns) else Lines(every)
+    """Return a bar if stdout is a terminal, else lines, one per `every` windows."""
+    return Bar() if sys.stdout.isatty() else Lines(every)
 
 
 class Speed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Callable
 
@@ -20,7 +20,6 @@ from ..network.generators import offset_seeds_by_rank, random_state
 from ..network.restoring import start_training
 from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
 from ..ranks.group import gather, is_first, total
-from ..ranks.heartbeat import exchange, heartbeat
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from ..saving.model_file import save_trained
 from ..saving.training_state import TrainingState
@@ -217,7 +216,6 @@ class Run:
                 step = self._callbacks.arguments.cur_step_num + 1
                 self._callbacks("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
             window.add(micro_batch, ends)
-            heartbeat().beat()
             self.at.batches += ends or window.size is not None
             self.at.rows += micro_batch[0].shape[0]
             if ends:
@@ -238,8 +236,7 @@ class Run:
         window, states, at = self._window, self._plan.states, self.at
         micro_batches = window.micro_batches
         requests = states.requests() if states and self._group else NO_REQUESTS
-        with nullcontext() if self._group is None else exchange():
-            ended = window.end(requests)
+        ended = window.end(requests)
         at.step += 1
         at.windows += 1
         record = self._record(ended, micro_batches)

@@ -17,7 +17,6 @@ from ..loss.terms import Terms, summed
 from ..network.optimizers import LearningRate
 from ..network.parameters import copied
 from ..network.restoring import copies_of, restore
-from ..ranks.heartbeat import heartbeat
 
 # Of the columns of a window, which are kept until it ends.
 LIMIT = 2**32
@@ -131,7 +130,6 @@ class WindowOfTerms:
             closing = 0.0 if may_close and micro_batch is collected[-1] and self._runner.closes else None
             inputs = (*micro_batch.columns, *numbers, counts)
             micro_batch.loss.value = self._runner.add(inputs, None, closing)
-            heartbeat().beat()
         return True
 
     def _run_without_bad(self, collected: Sequence[_Collected], skips: SkipMicro) -> None:

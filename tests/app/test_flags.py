@@ -16,13 +16,13 @@ import eval as evaluation
 import ms_accum
 import train as training
 from ms_accum import selftest
-from ms_accum.app import inspection, launcher, plots
+from ms_accum.app import inspection, plots
 from ms_accum.app.flags import Parser, number, version_of, whole
 from ms_accum.app.process import TRAINING, USAGE, Failure, run
 from programs import raising, refused
 
 ROOT = Path(__file__).resolve().parents[2]
-PARSERS = {module.__name__: module.flags for module in (training, evaluation, selftest, inspection, launcher, plots)}
+PARSERS = {module.__name__: module.flags for module in (training, evaluation, selftest, inspection, plots)}
 
 
 def example_parser():
@@ -165,10 +165,6 @@ def test_version_is_shown_without_importing_mindspore(tmp_path):
 
 def test_version_of_missing_package():
     assert version_of("no-such-package") == "is not installed"
-
-
-def test_launched_program_gets_its_own_version_flag():
-    assert launcher.flags().parse(["--nproc=2", "train.py", "--version"]).command == ["train.py", "--version"]
 
 
 # The configuration file

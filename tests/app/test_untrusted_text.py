@@ -24,12 +24,12 @@ from safetensors.numpy import save_file
 from idx_files import zipped
 from loopback import sends, serving
 from model_zoo import DataError, download_mnist
+from ms_accum import launch
 from ms_accum._check import LINE, one_line, visible
-from ms_accum.app import inspection, launcher
+from ms_accum.app import inspection
 from ms_accum.app import plots as plotting
 from ms_accum.app.plan import print_line, show
 from ms_accum.app.process import OK, USAGE, Failure, lasting_streams, run
-from ms_accum.app.processes import failure_reason, print_error
 from ms_accum.saving.checkpointer import changes
 from ms_accum.saving.model_file import CheckpointError, load_model, load_parameters
 from ms_accum.saving.training_state import VERSION, state_digest
@@ -173,8 +173,7 @@ SOURCES = {
     "a folder without metrics": lambda: plot(NASTY),
     "a field of metrics": lambda: plot(metrics("out", **{NASTY: SURROGATE})),
     "metrics that are damaged": lambda: plot(metrics(FILE_NAME, loss=NASTY)),
-    "the last words of a rank": lambda: print_error(failure_reason(Path(written("worker.log", f"error: {NASTY}")))),
-    "the name of no program": lambda: launcher.main([NASTY]),
+    "the name of no program": lambda: launch.main([NASTY]),
     "an error of the library": run_in_program(fails(CheckpointError(NASTY))),
     "another error": run_in_program(fails(RuntimeError(SURROGATE))),
     "a failure": run_in_program(fails(Failure(SURROGATE, USAGE))),

@@ -47,7 +47,7 @@ def by_msrun(hosts, number):
 
 
 def by_launcher(hosts, number):
-    sizes = ("--nproc=1", "--nnodes=2")
+    sizes = ("--nproc=1", "--worker_num=2")
     launch = [sys.executable, "-u", "-m", "ms_accum.launch"]
     return [*launch, *sizes, f"--master_addr={hosts[0].address}", f"--node_rank={number}"]
 
@@ -79,7 +79,7 @@ def output(folder, number):
 
 
 def errors(folder, number):
-    """Return the error lines of a launcher, without those of rank 0, which it shows."""
+    """Return the error lines of a launcher and of rank 0, which it shows."""
     return [line for line in output(folder, number).splitlines() if line.startswith("error: ")]
 
 
@@ -128,25 +128,23 @@ TRAIN = (str(ROOT / "train.py"), "--model=mlp", "--epochs=100000", "--batch_size
 def check_end_of(job, rank, folder):
     """Check that the launcher that is left ends in time, and says why in lines of its own."""
     assert seconds_to_end(job) < PROMISED_SECONDS and job.returncode == 1
-    first, second = errors(folder, rank)
-    if first.startswith("error: the scheduler ended"):  # it may notice before the rank
-        assert "worker 1 is the first one timed out" in first
+    last = errors(folder, rank)[-1]
+    if last.startswith("error: the scheduler ended"):  # it may notice before the rank
+        assert "worker 1 is the first one timed out" in last
     else:
-        assert first.startswith(f"error: rank {rank} ended with exit code 1") and "AllReduce" in output(folder, rank)
-        assert second == "error: the reason may be on another machine: see the launcher's output there"
+        assert last.startswith(f"error: rank {rank} ended with exit code 1") and "AllReduce" in output(folder, rank)
 
 
 def test_launchers_stop_together_resume_and_end_without_each_other(hosts, start, tmp_path):
     """A signal to one machine stops both at the end of the window, with one state. Later it is unreachable."""
     jobs = start(by_launcher, *TRAIN)
-    wait_for_line(jobs, tmp_path, "[0] epoch: 1")
+    wait_for_line(jobs, tmp_path, "epoch: 1")
     jobs[1].send_signal(signal.SIGTERM)
     assert [job.wait(timeout=60) for job in jobs] == [143, 143], output(tmp_path, 0)
-    assert errors(tmp_path, 0)[-1] == "error: terminated" == errors(tmp_path, 1)[-1]
     (state,) = (tmp_path / "out" / "states").glob("*.safetensors")
     updates = open_state(str(state))[1]["updates"]
     jobs = start(by_launcher, *TRAIN, "--resume")
-    wait_for_line(jobs, tmp_path, "[0] epoch: ")
+    wait_for_line(jobs, tmp_path, "epoch: ")
     assert f": {updates} updates" in output(tmp_path, 0)
     hosts[1].unplug()
     check_end_of(jobs[0], 0, tmp_path)
@@ -154,7 +152,7 @@ def test_launchers_stop_together_resume_and_end_without_each_other(hosts, start,
 
 def test_job_ends_if_the_machine_of_the_scheduler_is_killed(hosts, start, tmp_path):
     jobs = start(by_launcher, *TRAIN, "--save_every=1")
-    wait_for_line(jobs, tmp_path, "[0] epoch: 2")
+    wait_for_line(jobs, tmp_path, "epoch: 2")
     hosts[0].kill()
     check_end_of(jobs[1], 1, tmp_path)
     newest = max((tmp_path / "out" / "states").glob("*.safetensors"))

@@ -13,7 +13,6 @@ import termios
 import pytest
 from mindspore.train import Callback, EarlyStopping, History
 
-from ms_accum.ranks.heartbeat import COLUMNS
 from ms_accum.training.callbacks import UNKNOWN, Callbacks, Facts
 from ms_accum.training.progress import Bar, Lines, Stop, progress
 from update_records import record, tell
@@ -74,14 +73,6 @@ def test_evaluation_prints_one_line(capsys):
     with Callbacks([Lines()], Facts(cur_epoch_num=3)) as calls:
         calls.epoch_end({"acc": 0.5, "confused": [1, 2]})
     assert capsys.readouterr().out == "epoch: 3 evaluation: acc 0.5, confused [1, 2]\n"
-
-
-def test_bar_if_launcher_has_terminal(monkeypatch):
-    monkeypatch.setenv(COLUMNS, "75")
-    assert isinstance(progress(), Bar)
-    for value in ("", "0", "x", "-3"):
-        monkeypatch.setenv(COLUMNS, value)
-        assert isinstance(progress(), Lines)
 
 
 # The bar

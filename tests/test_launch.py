@@ -1,0 +1,189 @@
+"""The launcher starts the ranks of a program, forwards signals, leaves no process, and its exit code is true."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from helpers import gone
+
+pytestmark = pytest.mark.several
+ROOT = Path(__file__).resolve().parents[1]
+BEGIN = "import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK_ID'])\n"
+# Each rank saves when a signal comes: rank 0 for seconds after rank 1 has ended.
+SAVES = """
+got = []
+signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+json.dump(os.getpid(), open(f"ready{rank}", "w"))
+while not got:
+    time.sleep(0.05)
+time.sleep(3 * (1 - rank))
+json.dump(got, open(f"saved{rank}", "w"))
+sys.exit(143)
+"""
+SUM = """
+import mindspore as ms
+import numpy as np
+from mindspore import nn, ops
+from mindspore.communication import init
+
+class Sum(nn.Cell):
+    def construct(self, x):
+        return ops.AllReduce()(x)
+
+init()
+while True:
+    total = Sum()(ms.Tensor(np.array([1.0 + rank], np.float32)))
+    if not os.path.exists(f"ready{rank}"):
+        print(total, flush=True)
+        json.dump(os.getpid(), open(f"ready{rank}", "w"))
+"""
+
+
+def start(folder, source, *flags, program=("program.py",), **variables):
+    (folder / "program.py").write_text(BEGIN + source)
+    command = [sys.executable, "-m", "ms_accum.launch", "--log_dir=log", *(flags or ["--nproc=2"]), *program]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True, **pipes)
+
+
+def end(job):
+    out, err = job.communicate(timeout=100)
+    return job.returncode, out.splitlines(), err.splitlines()
+
+
+def ready(job, folder, ranks=(0, 1)):
+    """Wait until the ranks run, and return their process numbers."""
+    files = [folder / f"ready{rank}" for rank in ranks]
+    while not all(file.exists() and file.read_text() for file in files):
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.05)
+    return [json.loads(file.read_text()) for file in files]
+
+
+def test_ranks_run_by_this_interpreter_with_their_flags_and_leave_nothing(tmp_path):
+    """Another `python` is first on PATH. Both ranks start a process that would outlive them."""
+    (tmp_path / "bin").mkdir()
+    for name in ("python", "python3"):
+        (tmp_path / "bin" / name).write_text("#!/bin/sh\nexit 9\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    source = """
+child = subprocess.Popen(["sleep", "1000"])
+names = ("MS_ROLE", "MS_WORKER_NUM", "RANK_ID", "DEVICE_ID")
+found = [sys.executable, sys.argv, child.pid, *map(os.environ.get, names)]
+json.dump(found, open(f"found{rank}", "w"))
+print("of", rank)
+print("[WARNING] of MindSpore", file=sys.stderr)
+sys.stdout.write("no end of line")
+"""
+    flags = ["--nproc", "5", "-m", "--", "a b", "", "-h"]
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
+    job = start(tmp_path, source, program=("program.py", *flags), PATH=path)
+    assert end(job) == (0, ["2 ranks, logs in log", "of 0", "no end of line"], [])
+    for rank in range(2):
+        interpreter, argv, child, *variables = json.loads((tmp_path / f"found{rank}").read_text())
+        assert (interpreter, argv) == (sys.executable, ["program.py", *flags])
+        assert variables == ["MS_WORKER", "2", str(rank), str(rank)] and gone(child)
+        log = (tmp_path / "log" / f"worker_{rank}.log").read_text()
+        assert all(text in log for text in (f"of {rank}\n", "of MindSpore", "no end of line"))
+
+
+def test_failed_rank_is_named_and_ends_the_others(tmp_path):
+    source = "if rank == 1: time.sleep(1); sys.exit('error: no data')\njson.dump(os.getpid(), open('ready0', 'w'))\n"
+    job = start(tmp_path, source + "time.sleep(1000)")
+    (pid,) = ready(job, tmp_path, [0])
+    error = "error: rank 1 ended with exit code 1: error: no data; its log is log/worker_1.log"
+    assert end(job) == (1, ["2 ranks, logs in log"], [error])
+    assert gone(pid)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_stops_all_ranks_once_and_they_may_save(tmp_path, number, code):
+    """Sent twice to the whole group, as `timeout` does. Rank 0 saves when rank 1 has ended."""
+    job = start(tmp_path, SAVES)
+    pids = ready(job, tmp_path)
+    for _ in range(2):
+        os.killpg(job.pid, number)
+        time.sleep(0.3)
+    assert end(job)[::2] == (code, [])
+    assert [json.loads((tmp_path / f"saved{rank}").read_text()) for rank in range(2)] == [[15], [15]]
+    assert all(map(gone, pids))
+
+
+def test_second_signal_ends_ranks_at_once(tmp_path):
+    job = start(tmp_path, SAVES.replace("3 * (1 - rank)", "1000"))
+    pids = ready(job, tmp_path)
+    job.send_signal(signal.SIGTERM)
+    time.sleep(1.5)
+    job.send_signal(signal.SIGINT)
+    assert end(job)[::2] == (143, [])
+    assert all(map(gone, pids))
+
+
+def test_ranks_end_with_a_killed_launcher(tmp_path):
+    job = start(tmp_path, SAVES)
+    pids = ready(job, tmp_path)
+    job.kill()
+    end(job)
+    assert all(map(gone, pids))
+
+
+def test_closed_output_does_not_end_the_job(tmp_path):
+    job = start(tmp_path, "for line in range(9999): print(line)")
+    job.stdout.close()
+    assert job.stderr.read() == "" and job.wait(timeout=100) == 0
+    job.stderr.close()
+    assert (tmp_path / "log" / "worker_0.log").read_text().endswith("9998\n")
+
+
+@pytest.mark.slow
+def test_plain_program_is_interrupted_in_a_sum_over_ranks(tmp_path):
+    job = start(tmp_path, SUM)
+    pids = ready(job, tmp_path)
+    job.send_signal(signal.SIGINT)
+    code, out, err = end(job)
+    assert (code, out[1], err) == (130, "[3.]", [])
+    assert all(map(gone, pids))
+
+
+@pytest.mark.slow
+def test_rank_that_waits_for_its_scheduler_is_interrupted(tmp_path):
+    """The scheduler's address is nobody's."""
+    flags = ("--worker_num=2", "--node_rank=1", "--master_addr=192.0.2.1")
+    job = start(tmp_path, "open('began', 'w')\n" + SUM, *flags)
+    while not (tmp_path / "began").exists():
+        assert job.poll() is None, job.communicate()
+        time.sleep(0.05)
+    time.sleep(10)
+    job.send_signal(signal.SIGINT)
+    assert end(job)[::2] == (130, [])
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--nproc=0", "program.py"], "argument --nproc: must be an int >= 1, but got 0"),
+        (["--np=2", "program.py"], "unrecognized arguments: --np=2"),
+        (["nowhere.py"], "argument script.py: 'nowhere.py' is not a file"),
+        (
+            ["--worker_num=4", "program.py"],
+            "argument --node_rank: must be given on several machines",
+        ),
+    ],
+)
+def test_wrong_flags_are_one_line_and_nothing_starts(tmp_path, flags, message):
+    (tmp_path / "program.py").touch()
+    command = [sys.executable, "-X", "importtime", "-m", "ms_accum.launch", *flags]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "") and done.stderr.endswith(f"\nerror: {message}\n")
+    assert "mindspore" not in done.stderr and os.listdir(tmp_path) == ["program.py"]
