@@ -21,4 +21,4 @@ rates = nn.cosine_decay_lr(0.0, 0.04, epochs * updates, updates, epochs)  # one 
 optimizer = nn.Momentum(network.trainable_params(), rates, 0.9)
 
 model = GradientAccumulation(network, loss_fn, optimizer, clip_norm=1.0)
-model.train_process(epochs, train, mini_steps=4, valid_dataset=test, metrics={"accuracy"}, eval_every=epochs)
+model.train_process(epochs, train, mini_steps=4, valid_dataset=test, metrics={"accuracy"})

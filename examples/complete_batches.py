@@ -19,4 +19,4 @@ optimizer = nn.Momentum(network.trainable_params(), 0.04, 0.9)
 
 model = GradientAccumulation(network, loss_fn, optimizer)
 train, test = create_dataset(batch_size=128, usage="train"), create_dataset(usage="test")
-model.train_process(epochs, train, micro_batch_size=48, valid_dataset=test, metrics={"accuracy"}, eval_every=epochs)
+model.train_process(epochs, train, micro_batch_size=48, valid_dataset=test, metrics={"accuracy"})

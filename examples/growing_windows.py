@@ -20,4 +20,4 @@ optimizer = nn.Momentum(network.trainable_params(), 0.04, 0.9)
 model = GradientAccumulation(network, loss_fn, optimizer)
 train, test = create_dataset(usage="train"), create_dataset(usage="test")
 sizes = {0: 1, 20: 2, 40: 4}  # from these updates on
-model.train_process(epochs, train, mini_steps=sizes, valid_dataset=test, metrics={"accuracy"}, eval_every=epochs)
+model.train_process(epochs, train, mini_steps=sizes, valid_dataset=test, metrics={"accuracy"})

@@ -22,10 +22,10 @@ from .ranks.zero import ZeroOptimizer
 from .saving.checkpointer import NO_REQUESTS, Checkpointer
 from .saving.files import absolute
 from .saving.model_file import check_path
-from .training.callbacks import Reporter
+from .training.callbacks import callbacks_of
 from .training.data import Data
 from .training.evaluation import evaluation_of
-from .training.progress import callbacks_of_run
+from .training.progress import progress
 from .training.record import is_not_finite, raise_not_finite
 from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of, windows_equal_on_ranks
 from .training.window import OpenWindow
@@ -175,11 +175,11 @@ class GradientAccumulation:
         mini_steps: int | Mapping[int, int] | Callable[[int], int] | None = None,
         *,
         micro_batch_size: int | None = None,
-        report: Callback | Reporter | Sequence[Callback | Reporter] | None = None,
+        report: Callback | Sequence[Callback] | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
         valid_dataset: Dataset | Iterable[Any] | None = None,
         metrics: Mapping[str, Any] | Set[str] | None = None,
-        eval_every: int = 1,
+        eval_every: int | None = None,
         initial_epoch: int = 0,
         max_updates: int | None = None,
         ckpt_path: str | None = "gradient_accumulation.ckpt",
@@ -200,16 +200,20 @@ class GradientAccumulation:
 
         Args: Progress
             report (Union[None, Callback, Sequence[Callback]]): shows progress, on rank 0 only. Default: ``None``, a
-                progress bar on a terminal, and elsewhere about 20 lines per epoch. ``()``: no reports.
+                progress bar in a terminal or a notebook, and elsewhere about 20 lines per epoch. ``()``: no reports.
             callbacks (Union[None, Callback, list[Callback]]): MindSpore's callbacks, given on all ranks. A step is a
                 window: `cur_step_num` counts windows, `net_outputs` is the window's mean loss, and `record` its
-                `UpdateRecord`. `request_stop` ends the run; with several ranks, after the epoch. Default: ``None``.
+                `UpdateRecord`. `request_stop` ends the run; with several ranks, after the epoch, or after the next
+                evaluation inside it. Default: ``None``.
 
         Args: Evaluation
-            valid_dataset (Union[None, Dataset, Iterable]): evaluated at the end of epochs. Default: ``None``.
+            valid_dataset (Union[None, Dataset, Iterable]): what to evaluate. `on_eval_end` of callbacks gets the
+                results as `eval_results`. Default: ``None``.
             metrics (Union[None, dict, set]): MindSpore's metrics for the evaluation, as for `mindspore.train.Model`,
                 such as ``{"acc"}``. The mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
-            eval_every (int): the number of epochs between two evaluations. Default: 1.
+            eval_every (Optional[int]): the number of updates from one evaluation to the next, also inside an epoch;
+                there is also one at the end of the run. `EarlyStopping` and `ReduceLROnPlateau` then count evaluations
+                instead of epochs. Default: ``None``, an evaluation at the end of each epoch.
 
         Args: Begin and end
             initial_epoch (int): the number of epochs counted as done before this call. Default: 0.
@@ -250,6 +254,7 @@ class GradientAccumulation:
             arguments["'max_updates'"] = max_updates
             windows = windows_equal_on_ranks(window, epochs, batches, sizes, self._tail, **now)
             agree("train_process", self._group, {**windows, **arguments}, dict.fromkeys(arguments, SAME_ON_ALL))
+        reports = callbacks_of("train_process", "report", progress() if report is None else report)
         plan = Plan(
             epochs=epochs,
             initial_epoch=initial_epoch,
@@ -260,7 +265,8 @@ class GradientAccumulation:
             micro_batch_size=micro_batch_size,
             tail=self._tail,
             settings=self._settings,
-            callbacks=callbacks_of_run("train_process", report, callbacks, shows=is_first(self._group)),
+            reports=reports if is_first(self._group) else (),
+            callbacks=callbacks_of("train_process", "callbacks", callbacks),
             states=checkpointer,
             evaluate=evaluation_of(window, valid_dataset, metrics, eval_every),
             ckpt_path=ckpt_path,

@@ -8,6 +8,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.train import Callback
 
 import ms_accum.engine.ends
 import ms_accum.engine.graph_window
@@ -40,21 +41,24 @@ def micro_batch(*values, rows=1):
     return (Tensor(np.tile(np.array(values, np.float32), (rows, 1))),)
 
 
-class Recorder:
-    """A reporter that keeps the records, and for each one the result of `watch`."""
+class Recorder(Callback):
+    """Keeps the records, and for each one the result of `watch`."""
 
     def __init__(self, watch=lambda: None):
         self.watch, self.records, self.seen = watch, [], []
         self.planned, self.closed = None, False
 
-    def start(self, updates):
-        self.planned = updates
+    def on_train_begin(self, run_context):
+        self.planned = run_context.original_args().planned
+
+    def on_train_step_end(self, run_context):
+        self.update(run_context.original_args().record)
 
     def update(self, record):
         self.records.append(record)
         self.seen.append(self.watch())
 
-    def close(self):
+    def __exit__(self, *error):
         self.closed = True
 
 

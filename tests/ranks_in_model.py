@@ -85,15 +85,15 @@ class StopsOnRank1(Callback):
         if self.group.rank == 1:
             run_context.request_stop()
 
-    def on_train_epoch_end(self, run_context):
+    def on_eval_end(self, run_context):
         self.results.append(run_context.original_args().eval_results["eval_loss"])
 
 
-def stopped_by_a_callback(group):
+def stopped_by_a_callback(group, **options):
     """One rank's callback ends the run of all; each rank evaluates other data, and all get the results of rank 0."""
     model, stops = ranks.driver_of(ranks.network_of()), StopsOnRank1(group)
     valid = ranks.all_data([8, 5, 3])[group.rank : group.rank + 1]
-    ranks.train(model, ranks.own_data(group), epochs=3, callbacks=stops, valid_dataset=valid)
+    ranks.train(model, ranks.own_data(group), epochs=3, callbacks=stops, valid_dataset=valid, **options)
     return {"results": stops.results, "updates": model.updates}
 
 
@@ -107,4 +107,5 @@ def run_scenarios(group):
         "another number": ranks.on_host(another_number, group),
         "resumed": ranks.on_host(resumed, group),
         "stopped": ranks.on_host(stopped_by_a_callback, group),
+        "stopped inside": ranks.on_host(stopped_by_a_callback, group, eval_every=1),
     }

@@ -26,7 +26,7 @@ UPDATES = {
 
 # A newcomer's three networks: the last line that is printed.
 NETWORKS = {
-    "basic": r"epoch: 1 evaluation: accuracy 0\.\d+, eval_loss \d\.\d+",
+    "basic": r"epoch: 1 update: \d+ evaluation: accuracy 0\.\d+, eval_loss \d\.\d+",
     "batch_norm_cnn": r"12 updates, accuracy \d+\.\d%",
     "lstm_model": r"12 updates, 0 skipped",
 }

@@ -73,7 +73,7 @@ SIGNATURES = {
     ),
     ms_accum.GradientAccumulation.train_process: (
         "(self, epoch, train_dataset, mini_steps=None, *, micro_batch_size=None, report=None, callbacks=None, "
-        "valid_dataset=None, metrics=None, eval_every=1, initial_epoch=0, max_updates=None, "
+        "valid_dataset=None, metrics=None, eval_every=None, initial_epoch=0, max_updates=None, "
         "ckpt_path='gradient_accumulation.ckpt', checkpointer=None)"
     ),
     ms_accum.GradientAccumulation.planned_updates: "(self, epoch, train_dataset, mini_steps=None)",

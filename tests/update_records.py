@@ -11,9 +11,13 @@ def record(update=1, *, epoch=1, loss=0.5, skipped=False, **others):
     return UpdateRecord(epoch=epoch, update=update, loss=loss, skipped=skipped, **values)
 
 
+def facts_of(**facts):
+    return Facts({"batch_num": 1, "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1, "initial_epoch": 0, **facts})
+
+
 def tell(reporter, *records, updates=None, **facts):
     """Do what the driver does."""
-    with Callbacks([reporter], Facts(**facts)) as calls:
+    with Callbacks([reporter], facts_of(**facts)) as calls:
         calls("on_train_begin", planned=updates)
         for entry in records:
             calls.step_end(entry)

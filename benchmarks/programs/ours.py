@@ -6,26 +6,21 @@ from typing import Any
 
 import networks_ms
 from mindspore import nn
+from mindspore.train import Callback, RunContext
 
-from ms_accum import GradientAccumulation, UpdateRecord, __version__, tune_cpu
+from ms_accum import GradientAccumulation, __version__, tune_cpu
 
 VERSIONS = {"ms_accum": __version__, **networks_ms.VERSIONS}
 
 
-class LastLoss:
-    """A reporter that keeps what the others print."""
+class LastLoss(Callback):
+    """Keeps what the others print."""
 
     loss = 0.0
 
-    def start(self, updates: int | None) -> None:
-        """Nothing to print."""
-
-    def update(self, record: UpdateRecord) -> None:
+    def on_train_step_end(self, run_context: RunContext) -> None:
         """Keep the loss of the window."""
-        self.loss = record.loss
-
-    def close(self) -> None:
-        """Nothing to print."""
+        self.loss = run_context.original_args().record.loss
 
 
 def driver(network: nn.Cell, optimizer: Any = None, loss_fn: Any = None, **options: Any) -> GradientAccumulation:

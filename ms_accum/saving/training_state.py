@@ -230,6 +230,7 @@ _FACTS: dict[str, Any] = {
         "ranks": range(1, 2**31),
         "held": _POSITION,
         "random": (_is_random_state, None),
+        "evaluated": (COUNT, None),
     },
     "window": (_WINDOW, {**_WINDOW, "bad": [COUNT, ...]}),
     "random": _is_random_state,

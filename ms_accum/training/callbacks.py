@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any, Protocol
+from typing import Any
 
 from mindspore import Tensor
 from mindspore.train import Callback, EarlyStopping, ReduceLROnPlateau, RunContext, TimeMonitor
@@ -17,46 +17,14 @@ UNKNOWN = sys.maxsize
 """int, the number of steps that callbacks get for an epoch of unknown length."""
 
 
-class Reporter(Protocol):
-    """A short form of a callback, which gets only the records."""
-
-    def start(self, updates: int | None) -> None:
-        """Called when a run begins; `updates` is its number of updates, None if unknown."""
-
-    def update(self, record: UpdateRecord) -> None:
-        """Called when a window has ended."""
-
-    def close(self) -> None:
-        """Called when the run has ended, also after an error."""
-
-
-class _Reporting(Callback):
-    """Calls a `Reporter`."""
-
-    def __init__(self, reporter: Reporter):
-        self._reporter, self._started = reporter, False
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        self._started = True
-        self._reporter.start(run_context.original_args().planned)
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        self._reporter.update(run_context.original_args().record)
-
-    def __exit__(self, *error: object) -> None:
-        if self._started:
-            self._reporter.close()
-
-
 def callbacks_of(owner: str, name: str, argument: Any) -> list[Callback]:
-    """Return the callbacks of an argument: one, several or None; a `Reporter` becomes a callback."""
+    """Return the callbacks of an argument: one, several or None."""
     callbacks = argument if isinstance(argument, (list, tuple)) else () if argument is None else (argument,)
     for callback in callbacks:
-        is_reporter = all(hasattr(callback, method) for method in ("start", "update", "close"))
-        if not isinstance(callback, Callback) and not is_reporter:
-            rule = "callbacks of mindspore.train, or objects with start, update and close"
-            _check.raise_invalid(TypeError, owner, name, rule, getattr(callback, "__name__", type(callback).__name__))
-    return [callback if isinstance(callback, Callback) else _Reporting(callback) for callback in callbacks]
+        if not isinstance(callback, Callback):
+            value = getattr(callback, "__name__", type(callback).__name__)
+            _check.raise_invalid(TypeError, owner, name, "callbacks of mindspore.train", value)
+    return list(callbacks)
 
 
 class Facts(dict):
@@ -76,8 +44,7 @@ class Callbacks:
 
     Args:
         callbacks (Sequence[Callback]): the callbacks, called in this order.
-        arguments (Facts): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`, `stopped_by`
-            the first callback that has requested a stop.
+        arguments (Facts): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`.
     """
 
     def __init__(self, callbacks: Sequence[Callback], arguments: Facts):
@@ -96,13 +63,11 @@ class Callbacks:
     def __exit__(self, *error: Any) -> None:
         self._entered.__exit__(*error)
 
-    def __call__(self, moment: str, **arguments: Any) -> None:
-        """Call a method of all callbacks, such as ``"on_train_step_end"``, after setting these arguments."""
+    def __call__(self, moment: str, callbacks: Sequence[Callback] | None = None, **arguments: Any) -> None:
+        """Call a method, such as ``"on_train_step_end"``, of these or all callbacks, after setting these arguments."""
         self.arguments.update(arguments)
-        for callback in self._callbacks:
+        for callback in self._callbacks if callbacks is None else callbacks:
             getattr(callback, moment)(self._context)
-            if self.stopping:
-                self.arguments.setdefault("stopped_by", callback)
 
     def step_end(self, record: UpdateRecord) -> None:
         """Call the callbacks after a window."""
@@ -110,15 +75,33 @@ class Callbacks:
             # A window whose weights are all 0 has no loss; NaN would end a run with LossMonitor.
             self("on_train_step_end", record=record, net_outputs=Tensor(record.loss if record.samples else 0.0))
 
-    def epoch_end(self, results: dict[str, Any] | None) -> None:
-        """Call the callbacks after an epoch, with the results of its evaluation if there was one."""
+    def epoch_end(self, results: dict[str, Any] | None, *, evaluates_inside: bool = False) -> None:
+        """Call the callbacks after an epoch.
+
+        Args:
+            results (Optional[dict]): those of the evaluation at its end, if there was one.
+            evaluates_inside (bool): whether `evaluated_inside` calls those that act on evaluations. Default: ``False``.
+        """
+        monitors = self._monitors if evaluates_inside else []
+        self._with_results(results, [callback for callback in self._callbacks if callback not in monitors])
+
+    def evaluated_inside(self, results: dict[str, Any] | None) -> None:
+        """Let MindSpore's callbacks that act on evaluations do so: they only have the method for an epoch's end."""
+        self._with_results(results, self._monitors)
+
+    def _with_results(self, results: dict[str, Any] | None, callbacks: Sequence[Callback]) -> None:
         measured: dict[str, Any] = {}
         if results is not None:
             metrics = {name: value for name, value in results.items() if name != "eval_loss"}
             measured = {"metrics": metrics, "eval_results": results}
-        self("on_train_epoch_end", **measured)
+        self("on_train_epoch_end", callbacks, **measured)
         for name in measured:
             self.arguments.pop(name, None)
+
+    @property
+    def _monitors(self) -> list[Callback]:
+        kinds = (EarlyStopping, ReduceLROnPlateau)
+        return [callback for callback in self._callbacks if isinstance(callback, kinds) and callback.monitor != "loss"]
 
     def evaluating(self, **arguments: Any) -> Callbacks:
         """Return the callbacks that `Model.fit` would call during an evaluation: the user's and `TimeMonitor`."""
@@ -129,15 +112,19 @@ class Callbacks:
         ]
         return Callbacks(timers_and_users, Facts(self.arguments, mode="eval", cur_step_num=0, **arguments))
 
-    @property
-    def may_change_parameters(self) -> bool:
-        """bool, whether there are callbacks of the user, which may load weights or set the learning rate."""
-        return any(not type(callback).__module__.startswith("ms_accum.") for callback in self._callbacks)
+    def request_stop(self) -> None:
+        """Request a stop, as a callback does."""
+        self._context.request_stop()
 
     @property
     def stopping(self) -> bool:
         """bool, whether a callback has requested a stop."""
         return self._context.get_stop_requested()
+
+
+def may_change_parameters(callbacks: Sequence[Callback]) -> bool:
+    """Return whether there are callbacks of the user, which may load weights or set the learning rate."""
+    return any(not type(callback).__module__.startswith("ms_accum.") for callback in callbacks)
 
 
 def warn_about_counters(callbacks: Sequence[Callback]) -> None:

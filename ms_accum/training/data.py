@@ -43,6 +43,8 @@ class Position:
     """The micro-batches in the open window at the start of the run."""
     random: dict[str, Any] | None = None
     """The state of the random number generators at the start of the epoch."""
+    evaluated: int | None = None
+    """The number of updates at the last evaluation."""
 
     @property
     def epochs_begun(self) -> int:

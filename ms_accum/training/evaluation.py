@@ -137,7 +137,7 @@ class _LossAndOutput(Compiled):
 
 
 class Evaluation:
-    """Evaluates with MindSpore's metrics at the end of epochs, as `Model.fit` does.
+    """Evaluates with MindSpore's metrics, as `Model.fit` does.
 
     Args:
         objective (Objective): the network, its loss, and what that averages over.
@@ -145,7 +145,7 @@ class Evaluation:
             0's results, so that callbacks decide alike.
         dataset (Union[Dataset, Iterable]): batches of what the network and the loss take.
         metrics (Union[None, dict, set]): as for `mindspore.train.Model`: names, or names and Metrics.
-        every (int): epochs between two evaluations.
+        every (Optional[int]): updates from one evaluation to the next; None: at the end of each epoch.
         updates (Callable): returns the number of updates so far.
     """
 
@@ -155,19 +155,21 @@ class Evaluation:
         collaborators: Collaborators,
         dataset: Any,
         metrics: Any,
-        every: int,
+        every: int | None,
         updates: Callable[[], int],
     ):
         self._updates = updates
         self._ema = collaborators.ema
-        self._every = _check.positive_int(_OWNER, "eval_every", every)
+        self.every = None if every is None else _check.positive_int(_OWNER, "eval_every", every)
+        """Optional[int], updates from one evaluation to the next; None: at the end of each epoch."""
         try:
             self._metrics = get_metrics(metrics) or {}
         except KeyError as error:
             known = f"names of MindSpore's metrics ({', '.join(sorted(names()))})"
             raise ValueError(f"For '{_OWNER}', 'metrics' must be {known}, but got {metrics}.") from error
         if dataset is None:
-            _check.raise_invalid(ValueError, _OWNER, "valid_dataset", "given with 'metrics'", None)
+            rule = f"given with '{'eval_every' if metrics is None else 'metrics'}'"
+            _check.raise_invalid(ValueError, _OWNER, "valid_dataset", rule, None)
         self._objective, self._data, self._group = objective, Data(dataset, argument=_check.VALID), collaborators.group
         network, loss_fn = objective.network, objective.loss_fn
         if self._metrics and loss_fn is None:
@@ -193,28 +195,38 @@ class Evaluation:
             _check.VALID.raise_invalid(ValueError, "one that yields batches", "none")
         self._objective.check_valid_batch(first)
 
-    def __call__(self, epoch: int, callbacks: Callbacks) -> dict[str, Any] | None:
-        """Return the results by name, with ``"eval_loss"``; None if there is no evaluation after this epoch."""
-        if epoch % self._every != 0:
-            return None
+    def __call__(self, callbacks: Callbacks, stop: Callable[[], bool]) -> dict[str, Any] | None:
+        """Return the results by name, with ``"eval_loss"``; None if `stop` returned true on any of the ranks.
+
+        Args:
+            callbacks (Callbacks): those of the run.
+            stop (Callable): returns whether the run is to stop; it is called before each batch.
+        """
         for metric in self._metrics.values():
             metric.clear()
-        callbacks = callbacks.evaluating(batch_num=self._data.batches or UNKNOWN)
-        callbacks("on_eval_begin")
-        callbacks("on_eval_epoch_begin")
+        evaluating = callbacks.evaluating(batch_num=self._data.batches or UNKNOWN, updates=self._updates())
+        evaluating("on_eval_begin")
+        evaluating("on_eval_epoch_begin")
         with training_mode(self._cell, False), averaged(self._ema):
-            losses = self._mean_loss(callbacks)
-        callbacks("on_eval_epoch_end")
+            losses = self._mean_loss(evaluating, stop)
+        (stopped,) = total([losses is None], self._group)
+        if losses is None or stopped:
+            return None
+        evaluating("on_eval_epoch_end")
         results = {**{name: metric.eval() for name, metric in self._metrics.items()}, **losses}
         results = {name: broadcast_number(value, self._group) for name, value in results.items()}
-        callbacks("on_eval_end", metrics=results, eval_results=results)
+        evaluating("on_eval_end", metrics=results, eval_results=results)
+        if evaluating.stopping:
+            callbacks.request_stop()
         return results
 
-    def _mean_loss(self, callbacks: Callbacks) -> dict[str, float]:
+    def _mean_loss(self, callbacks: Callbacks, stop: Callable[[], bool]) -> dict[str, float] | None:
         """Update the metrics with all batches, and return the mean loss over what the loss averages over."""
         terms = self._objective.terms
         mean: Any = WindowLoss(self._objective.summing) if terms is None else TermsOfBatches(terms, self._updates())
         for columns in next(self._data.epochs(1)):
+            if stop():
+                return None
             step = callbacks.arguments.cur_step_num + 1
             callbacks("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
             loss, *output = self._run(*columns) if self._has_output else (self._run(*columns),)
@@ -226,8 +238,8 @@ class Evaluation:
         return {**{f"eval_{name}": value for name, value in mean.terms.items()}, "eval_loss": mean.mean}
 
 
-def evaluation_of(window: OpenWindow, dataset: Any, metrics: Any, every: int) -> Evaluation | None:
-    """Return what evaluates at the end of epochs; None if there is nothing to evaluate."""
-    if dataset is None and metrics is None:
+def evaluation_of(window: OpenWindow, dataset: Any, metrics: Any, every: int | None) -> Evaluation | None:
+    """Return what evaluates during a run; None if there is nothing to evaluate."""
+    if dataset is None and metrics is None and every is None:
         return None
     return Evaluation(window.objective, window.collaborators, dataset, metrics, every, lambda: window.updates)

@@ -32,7 +32,7 @@ class UpdateRecord(NamedTuple):
     samples: int
     """The number of rows in the window."""
     seconds: float
-    """The time since the end of the previous window, in seconds."""
+    """The time since the end of the previous window, or of the evaluation after it, in seconds."""
     skipped: bool
     """Whether the optimizer was not called, because the gradient was not finite or all weights were 0."""
     overflow: bool = False

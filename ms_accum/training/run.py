@@ -23,7 +23,7 @@ from ..ranks.group import gather, is_first, total
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from ..saving.model_file import save_trained
 from ..saving.training_state import TrainingState
-from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, warn_about_counters
+from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, may_change_parameters, warn_about_counters
 from .data import Data, Position
 from .evaluation import Evaluation
 from .record import UpdateRecord, check_skipped
@@ -32,6 +32,7 @@ from .window import Ended, OpenWindow
 
 _log = logging.getLogger("ms_accum")
 _OWNER = "train_process"
+_STOP = (1.0, 0.0)  # a request to stop
 SAME_ON_ALL = "Give all ranks the same arguments; what only rank 0 shows is for 'report'."
 
 
@@ -54,6 +55,8 @@ class Plan:
     tail: str
     settings: dict[str, Any]
     """The settings of the driver that must be equal in a resumed run."""
+    reports: Sequence[Callback]
+    """What shows the run, on this rank."""
     callbacks: Sequence[Callback]
     states: Checkpointer | None
     """Saves the training states."""
@@ -81,6 +84,7 @@ class Run:
         self._state = RunState(network, window)
         self._step_begun = False
         self._left_out = 0
+        self._stopped = 0  # ranks on which a callback had requested a stop when they last agreed
         self._window_began: tuple[Position, dict[str, Any]] | None = None  # if windows are collected
         self.at = Position()
         """Position, of the run in its data."""
@@ -112,7 +116,7 @@ class Run:
         if states is not None:
             closing.enter_context(states.for_group(self._group))
         windows = self._find_position()
-        self._callbacks = closing.enter_context(Callbacks(plan.callbacks, self._callback_arguments()))
+        self._callbacks = closing.enter_context(Callbacks([*plan.reports, *plan.callbacks], self._callback_arguments()))
         self._callbacks("on_train_begin", planned=None if windows is None else windows - self.at.windows)
         if states is not None:
             closing.enter_context(states.saving_at_the_end(self._take, can_save=lambda: self._window.can_save))
@@ -167,6 +171,7 @@ class Run:
             initial_epoch=plan.initial_epoch,
             dataset_sink_mode=False,
             batch_num=batches or UNKNOWN,
+            cur_epoch_num=plan.initial_epoch + self.at.epochs_begun,
             cur_step_num=self.at.windows,
             train_dataset_element=None,
             parallel_mode=ms.get_auto_parallel_context("parallel_mode"),
@@ -182,29 +187,72 @@ class Run:
         plan, window, callbacks = self._plan, self._window, self._callbacks
         self._ended_at = time.perf_counter()
         updates, skipped = window.updates, window.skipped
-        stopping = 0  # ranks on which a callback has requested a stop
         for batches in plan.data.epochs(plan.epochs, self.at):
-            epoch = plan.initial_epoch + self.at.epoch
-            callbacks("on_train_epoch_begin", cur_epoch_num=epoch)
+            callbacks("on_train_epoch_begin", cur_epoch_num=plan.initial_epoch + self.at.epoch)
+            if self.at.windows:
+                self._evaluate_if_due()  # the run that is resumed may have ended before or in this evaluation
             if not self._stopping():
                 self._train_epoch(plan.ends(batches, window.micro_batches))
             complete = not self._stopping()
             self.at.check(complete)
             # Before the position moves to the next epoch: a run that fails here resumes at the end of this one.
-            callbacks.epoch_end(None if plan.evaluate is None else plan.evaluate(epoch, callbacks))
+            results = self._evaluate() if plan.evaluate is not None and not self._evaluates_inside else None
+            callbacks.epoch_end(results, evaluates_inside=self._evaluates_inside)
             if complete:
                 self.at.next_epoch()
-            stopping, changing = total([callbacks.stopping, callbacks.may_change_parameters], self._group)
-            if plan.states is not None and changing:
-                plan.states.changed()
+            self._agree()
             check_drift(_OWNER, self._group, window.optimizer.parameters, window.optimizer)
-            if stopping or self._has_all_updates:
+            if self._stopped or self._has_all_updates:
                 break
         if not self.at.windows and plan.tail == "drop" and not callbacks.stopping:
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
-        callbacks("on_train_end", stopped=bool(stopping))
+        if self._evaluates_inside and self.at.evaluated != window.updates:
+            self._evaluate_inside()
+        callbacks("on_train_end", stopped=bool(self._stopped))
         self._warn_unless_updated(updates, skipped)
         self._warn_of_left_out()
+
+    # Evaluations
+
+    @property
+    def _evaluates_inside(self) -> bool:
+        """bool, whether evaluations come after a number of updates, not at the end of each epoch."""
+        return self._plan.evaluate is not None and self._plan.evaluate.every is not None
+
+    def _evaluate_if_due(self) -> None:
+        """Evaluate if the number of updates is a multiple of `eval_every`, and was not evaluated."""
+        evaluate, updates = self._plan.evaluate, self._window.updates
+        if evaluate is None or evaluate.every is None or not updates or updates % evaluate.every:
+            return
+        if self.at.evaluated != updates:
+            self._evaluate_inside()
+
+    def _evaluate_inside(self) -> None:
+        """Evaluate inside an epoch, between two windows, or at the end of the run."""
+        self._callbacks.evaluated_inside(self._evaluate())
+        self._agree()
+
+    def _evaluate(self) -> dict[str, Any] | None:
+        """Evaluate, on all ranks; if a stop is requested, save the state and stop: the resumed run evaluates."""
+        plan, window, states = self._plan, self._window, self._plan.states
+        if plan.evaluate is None:
+            return None
+        results = plan.evaluate(self._callbacks, lambda: states is not None and states.requests()[0] > 0)
+        if results is None and states is not None:
+            states.after_micro_batch(window.updates, bool(window.micro_batches), self._take, _STOP)
+        self.at.evaluated = window.updates
+        self._ended_at = time.perf_counter()  # the time of the next window is its own
+        return results
+
+    def _agree(self) -> None:
+        """Agree with the other ranks whether to stop, and note whether callbacks may have changed Parameters."""
+        states = self._plan.states
+        may_change = may_change_parameters(self._plan.callbacks)
+        self._stopped, changing = total([self._callbacks.stopping, may_change], self._group)
+        if states is not None and changing:
+            states.changed()
+
+    # Windows
 
     def _train_epoch(self, micro_batches: Iterable) -> None:
         plan, window, states = self._plan, self._window, self._plan.states
@@ -232,7 +280,7 @@ class Run:
             window.clear()
 
     def _end_window(self) -> None:
-        """Update; then the record, the callbacks, and the state, in this order."""
+        """Update; then the record, the callbacks, an evaluation, and the state, in this order."""
         window, states, at = self._window, self._plan.states, self.at
         micro_batches = window.micro_batches
         requests = states.requests() if states and self._group else NO_REQUESTS
@@ -243,6 +291,8 @@ class Run:
         self._step_begun = False
         self._callbacks.step_end(record)
         window.skipped_in_a_row = check_skipped(record, window.skipped_in_a_row, at_once=window.raises)
+        if ended.updated:
+            self._evaluate_if_due()
         if states is not None:
             self._save_if_due(states, False, states.requests() if self._group is None else ended.requests)
         if window.collects:  # after the callbacks, which are not repeated
@@ -275,8 +325,8 @@ class Run:
         return self._plan.max_updates is not None and self._window.updates >= self._plan.max_updates
 
     def _stopping(self) -> bool:
-        """Return whether to stop inside the epoch; for a callback, several ranks stop at its end, when they agree."""
-        return self._has_all_updates or (self._group is None and self._callbacks.stopping)
+        """Return whether to stop inside the epoch; for a callback, several ranks stop when they have agreed."""
+        return self._has_all_updates or bool(self._stopped) or (self._group is None and self._callbacks.stopping)
 
     def _save_if_due(self, states: Checkpointer, in_window: bool, requests: Sequence[float]) -> None:
         states.after_micro_batch(self._window.updates, in_window, self._take, requests)

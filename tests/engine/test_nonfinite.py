@@ -10,7 +10,7 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.train import Model
 
-from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver, values
+from helpers import Recorder, Slope, batches, cross_entropy, micro_batch, slope_driver, values
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation, Stopped
 from ms_accum.app.metrics import MetricsFile
 from ms_accum.engine import nonfinite
@@ -126,19 +126,11 @@ def test_record_of_skipped_window_lists_nonfinite_micro_batches():
 def test_numbers_of_bad_micro_batches_in_split_batches():
     model = slope_driver(nonfinite="skip_micro")
     columns = np.concatenate([np.ones((4, 1)), [[np.nan]], np.ones((1, 1))]).astype(np.float32)
-    records = []
-
-    class Keeps:
-        def start(self, updates): ...
-        def update(self, record):
-            records.append(record)
-
-        def close(self): ...
-
+    recorder = Recorder()
     model.train_process(
-        1, [(Tensor(columns[:4]),), (Tensor(columns),)], micro_batch_size=2, report=Keeps(), ckpt_path=None
+        1, [(Tensor(columns[:4]),), (Tensor(columns),)], micro_batch_size=2, report=recorder, ckpt_path=None
     )
-    assert [record.bad for record in records] == [(), (3,)]
+    assert [record.bad for record in recorder.records] == [(), (3,)]
 
 
 @pytest.mark.host

@@ -61,7 +61,9 @@ def test_stopped_run_is_resumed(in_model):
     assert {rank["resumed"]["micro-batches"] for rank in in_model} == {10}
 
 
-def test_callback_of_one_rank_stops_all_ranks(in_model):
-    results = [rank["stopped"] for rank in in_model]
-    assert [result["updates"] for result in results] == [2] * len(results)
+@pytest.mark.parametrize(("name", "updates"), [("stopped", 2), ("stopped inside", 1)])
+def test_callback_of_one_rank_stops_all_ranks(in_model, name, updates):
+    """After the epoch, or after the next evaluation."""
+    results = [rank[name] for rank in in_model]
+    assert [result["updates"] for result in results] == [updates] * len(results)
     assert all(result["results"] == results[0]["results"] for result in results) and len(results[0]["results"]) == 1
