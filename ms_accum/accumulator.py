@@ -19,7 +19,7 @@ from .loss.known_losses import REDUCTIONS
 from .network import tree
 from .network.calls import call
 from .network.compiled import Compiled, check_compile
-from .network.optimizers import kind_of, may_have_sparse_rule
+from .network.optimizers import kind_of, may_have_sparse_rule, warn_if_no_gradient
 from .network.runtime import tune
 from .network.state import unique_name
 from .ranks.agreement import agree_and_broadcast, facts_of
@@ -176,6 +176,7 @@ class Accumulator:
         needs = not self.window.sums.has_sums or collaborators.skips is not None or may_have_sparse_rule(optimizer)
         self.dense_only = network is None and needs
         """bool, whether sparse gradients would need the network, which is not given."""
+        self._is_gradient_checked = False
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
         window = self.window
@@ -226,6 +227,9 @@ class Accumulator:
         With several ranks call it on all of them. A rank whose data are over takes part in the windows of the others,
         without micro-batches of its own, until all ranks flush. Then weights and learning rates are compared.
 
+        Without it the micro-batches left over stay in the window: they are added to the first window of the next epoch,
+        and after the last epoch they are lost. Nothing warns of it, because both may be intended.
+
         With ``reduction="sum"`` a short window has a smaller gradient: the losses were divided by `accumulate_step`.
 
         Returns:
@@ -236,6 +240,9 @@ class Accumulator:
         """
         updated = self.window.flush()
         self.window.check_drift()
+        if self.updated and not self._is_gradient_checked:  # inside a compiled step nothing can warn
+            self._is_gradient_checked = True
+            warn_if_no_gradient(_OWNER, self.grad_norm)
         return updated
 
     def clear(self) -> None:

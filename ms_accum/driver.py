@@ -11,10 +11,10 @@ from . import _check
 from .engine.collaborators import resolve
 from .engine.coupled import objective_of
 from .engine.ema import Ema, check_not_applied
-from .engine.ends import TAILS, planned, sizes_of, window_ends
+from .engine.ends import TAILS, planned, sizes_of, warn_if_never_full, window_ends
 from .engine.forward import check_network
 from .network.compiled import check_compile
-from .network.optimizers import check_scheduler, kind_of
+from .network.optimizers import check_scheduler, kind_of, warn_if_rate_vanishes
 from .network.runtime import tune
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of
 from .ranks.group import Group, check_together, group_of, is_first, total
@@ -76,7 +76,8 @@ class GradientAccumulation:
             window. With a `ZeroOptimizer` each rank then stores only its part (ZeRO-2). Default: ``False``.
 
     Args: Schedules and precision
-        scheduler (Optional[LRScheduler]): a `mindspore.experimental` one, stepped per update. Default: ``None``.
+        scheduler (Optional[LRScheduler]): a `mindspore.experimental` one, stepped after each update, not after each
+            epoch: give its periods in updates. Default: ``None``.
         loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
             an object of `mindspore.amp`. A dynamic one is lowered after an overflow (`overflows`). Default: ``None``.
 
@@ -244,6 +245,10 @@ class GradientAccumulation:
         batches = Data(train_dataset).batches
         now = {"open_micro_batches": window.micro_batches, "updates": window.updates}
         updates = planned("train_process", batches, sizes, self._tail, epochs, **now)  # a resumed run may have another
+        if is_first(self._group):
+            warn_if_rate_vanishes("train_process", window.scheduler, updates)
+            if self._tail == "flush" and sizes is not None and batches is not None:
+                warn_if_never_full("train_process", sizes, batches)
         in_step = window.collaborators.summing.of_micro_batch is not None
         check_together("train_process", self._group, updates, splits_in_step=in_step and sizes is None)
         window.check_saved(self._tail if checkpointer else "")

@@ -314,3 +314,12 @@ def planned(
             f"{sizes.settings}. No window would ever fill; use a smaller one, or tail='flush'."
         )
     return windows
+
+
+def warn_if_never_full(owner: str, sizes: Sizes, batches: int) -> None:
+    """Warn if windows have more micro-batches than an epoch, which with ``tail="flush"`` ends each of them early."""
+    if sizes.constant is not None and sizes.constant > batches:
+        _check.warn(
+            f"For '{owner}', 'mini_steps' is {sizes.constant}, but an epoch has {_check.quantity(batches, 'batch')}: "
+            "no window gets full, and each epoch has one update. Use a smaller one, or tail='carry'."
+        )

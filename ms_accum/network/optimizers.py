@@ -16,6 +16,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn
 from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
+from mindspore.experimental.optim.lr_scheduler import ExponentialLR, StepLR
 
 from .. import _check
 from . import tree
@@ -123,6 +124,33 @@ def check_scheduler(owner: str, scheduler: Any, optimizer: Any) -> Any:
         value, remedy = "one of mint.optim.SGD, which ignores it", "Use mindspore.experimental.optim.SGD."
         _check.raise_invalid(TypeError, owner, "scheduler", "None", value, remedy)
     return scheduler
+
+
+def warn_if_rate_vanishes(owner: str, scheduler: Any, updates: int | None) -> None:
+    """Warn if a scheduler lowers the learning rate to nothing in this number of updates.
+
+    It was probably written for one step per epoch. Only these two are certain to lower it so far: others may end at 0
+    on purpose.
+    """
+    if updates is None or not isinstance(scheduler, (StepLR, ExponentialLR)) or not 0 < scheduler.gamma < 1:
+        return
+    period = getattr(scheduler, "step_size", 1)
+    exponent = updates // period * math.log10(scheduler.gamma)
+    if exponent < math.log10(np.finfo(np.float32).eps):
+        _check.warn(
+            f"For '{owner}', '{type(scheduler).__name__}' would multiply the learning rate by 1e{exponent:.0f} in "
+            f"{updates:,} updates. The driver steps 'scheduler' after each update, not after each epoch: give its "
+            "periods in updates."
+        )
+
+
+def warn_if_no_gradient(owner: str, norm: float) -> None:
+    """Warn if the norm of the first window's gradient is 0."""
+    if norm == 0:
+        _check.warn(
+            f"For '{owner}', all gradients of the window are 0, so nothing is learned: the loss does not depend on the "
+            "optimizer's parameters. Was the optimizer made with those of the network that is trained?"
+        )
 
 
 def check_sparse_rule(owner: str, optimizer: Any, networks: Iterable[nn.Cell]) -> None:

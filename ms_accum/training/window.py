@@ -25,7 +25,7 @@ from ..loss.objective import Objective
 from ..network.branch import branch
 from ..network.calls import call
 from ..network.compiled import Compiled
-from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of
+from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of, warn_if_no_gradient
 from ..network.out_of_memory import memory_advice
 from ..network.parameters import has_half
 from ..network.state import unique_name
@@ -201,6 +201,8 @@ class OpenWindow:
         self.skipped += not self.updated
         if self.updated:
             self._first_update.end(lr, grad_norm)
+            if self.updates == 1 and samples:
+                warn_if_no_gradient("train_process", grad_norm)
             if self.scheduler is not None:
                 self.scheduler.step()
         overflows_before = self._overflows

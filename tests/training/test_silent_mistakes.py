@@ -1,0 +1,127 @@
+"""Do mistakes that would train nothing, or something else, lead to a warning, and nothing else to one?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+from mindspore.experimental import optim
+from mindspore.experimental.optim import lr_scheduler
+
+from helpers import Slope, micro_batch, run, slope_driver
+from ms_accum import Accumulator, GradientAccumulation
+from ms_accum.network.optimizers import warn_if_rate_vanishes
+
+ONES = [micro_batch(1.0)] * 4
+
+
+class Detached(Slope):
+    """A network whose loss does not depend on its Parameters."""
+
+    def construct(self, x):
+        return ops.mean(ops.stop_gradient(x * self.w))
+
+
+# No gradient
+
+
+@pytest.mark.host
+def test_first_window_without_gradient_warns():
+    network = Detached()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0))
+    with pytest.warns(RuntimeWarning, match="all gradients of the window are 0, so nothing is learned"):
+        run(model, ONES, 2)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("weight", [None, lambda x: float(x.asnumpy()[0, 0] != 0)])
+def test_later_window_without_gradient_does_not_warn(weight):
+    """It may be that nothing is left to learn, or that nothing counts."""
+    model = slope_driver(weight=weight)
+    data = [*ONES[:2], micro_batch(0.0), micro_batch(0.0)]
+    run(model, data if weight is None else data[::-1], 2)
+    assert model.updates + model.skipped == 2
+
+
+@pytest.mark.parametrize("loss_of", [0, 1], ids=["its own", "another network's"])
+def test_accumulator_of_another_network_warns_when_it_is_flushed(loss_of, recwarn, compiles):
+    networks = [Slope(), Slope()]
+    networks[1].w.name = "other"
+    accumulator = Accumulator(nn.SGD([networks[0].w], 1.0), 2, reduction="mean")
+    grad_fn = ms.value_and_grad(networks[loss_of], None, accumulator.optimizer.parameters)
+
+    @ms.jit
+    def step(x):
+        loss, grads = grad_fn(x)
+        return ops.depend(loss, accumulator(grads, x.shape[0]))
+
+    graphs = []
+    for epoch in range(2):
+        for (x,) in ONES[:3]:
+            step(x)
+        if loss_of and not epoch:
+            with pytest.warns(RuntimeWarning, match="For 'Accumulator', all gradients of the window are 0"):
+                accumulator.flush()
+        else:
+            accumulator.flush()
+        graphs.append(len(compiles))
+    assert accumulator.updates == 4 and not recwarn.list and graphs[0] == graphs[1]
+    assert float(networks[0].w.asnumpy()[0]) == (0 if loss_of else -4)
+
+
+# Windows that never get full
+
+
+@pytest.mark.host
+def test_window_larger_than_the_data_warns():
+    with pytest.warns(RuntimeWarning, match="'mini_steps' is 5, but an epoch has 4 batches: no window gets full"):
+        run(slope_driver(), ONES, 5)
+
+
+@pytest.mark.host
+@pytest.mark.filterwarnings("error")
+def test_windows_that_get_full_do_not_warn():
+    run(slope_driver(), ONES, 4)
+    run(slope_driver(tail="carry"), ONES, 5, epochs=2)
+    run(slope_driver(), ONES, {0: 1, 3: 8})
+
+
+# A learning rate that vanishes
+
+
+def optimizer():
+    return optim.SGD([Parameter(Tensor(np.zeros(1), ms.float32), name="w")], lr=0.5)
+
+
+@pytest.mark.host
+def test_scheduler_stepped_for_epochs_warns():
+    network = Slope()
+    sgd = optim.SGD([network.w], lr=0.5)
+    scheduler = lr_scheduler.StepLR(sgd, step_size=1, gamma=0.1)
+    model = GradientAccumulation(network, None, sgd, scheduler=scheduler)
+    with pytest.warns(RuntimeWarning, match="'StepLR' would multiply the learning rate by 1e-8 in 8 updates"):
+        run(model, ONES, 1, epochs=2)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("make", "updates"),
+    [
+        (lambda sgd: lr_scheduler.StepLR(sgd, 30, 0.1), 100),
+        (lambda sgd: lr_scheduler.StepLR(sgd, 10, 0.5), 209),
+        (lambda sgd: lr_scheduler.ExponentialLR(sgd, 0.999), 10_000),
+        (lambda sgd: lr_scheduler.StepLR(sgd, 1, 2.0), 10_000),
+        (lambda sgd: lr_scheduler.StepLR(sgd, 1, 0.1), None),
+        (lambda sgd: lr_scheduler.CosineAnnealingLR(sgd, 100), 100),
+        (lambda sgd: None, 100),
+    ],
+)
+def test_usual_schedules_do_not_warn(make, updates):
+    warn_if_rate_vanishes("train_process", make(optimizer()), updates)
+
+
+@pytest.mark.host
+def test_exponential_decay_for_epochs_warns():
+    with pytest.warns(RuntimeWarning, match="'ExponentialLR' would multiply the learning rate by 1e-46 in 1,000"):
+        warn_if_rate_vanishes("train_process", lr_scheduler.ExponentialLR(optimizer(), 0.9), 1000)
