@@ -21,7 +21,6 @@ PROGRAMS = {
     "train": ("train.py",),
     "eval": ("eval.py",),
     "launch": ("-m", "ms_accum.launch"),
-    "inspect": ("-m", "ms_accum.inspect"),
     "plot": ("-m", "ms_accum.plot"),
     "selftest": ("-m", "ms_accum.selftest"),
 }

@@ -1,6 +1,6 @@
 """The benchmark `splits`: time and peak memory of one window, as one micro-batch and in 2 to 32 parts.
 
-It measures as `train.py --batch_size auto` does, in other processes, each size several times. Rows are random.
+It measures as `find_micro_batch_size` does, in other processes, each size several times. Rows are random.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def run(arguments: Namespace) -> None:
     session.versions = {"ms_accum": ms_accum.__version__, "mindspore": ms.__version__}
     for name in list(WINDOWS)[:1] if arguments.short else arguments.networks or WINDOWS:
         rows = 4 if arguments.short else WINDOWS[name]
-        found = find_micro_batch_size(partial(trial, name, rows), rows, memory_budget="16GiB")
+        found = find_micro_batch_size(partial(trial, name, rows), rows, memory_budget=16 * 2**30)
         print(name, found.table, sep="\n", flush=True)
         session.rows += _rows(name, rows, found.trials)
         session.save()
@@ -64,9 +64,9 @@ def trial(name: str, window: int, rows: int) -> Callable[[], None]:
 
 
 def _rows(name: str, window: int, trials: Iterable[Any]) -> Iterator[dict[str, Any]]:
-    for trial in trials:
-        size = {"network": name, "rows": trial.rows, "mini_steps": -(-window // trial.rows)}
-        yield {**size, "ms": 1000 * trial.seconds, "peak_mib": trial.peak / 2**20}
+    for rows, seconds, peak in trials:
+        size = {"network": name, "rows": rows, "mini_steps": -(-window // rows)}
+        yield {**size, "ms": 1000 * seconds, "peak_mib": peak / 2**20}
 
 
 class Words(NamedTuple):

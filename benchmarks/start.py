@@ -77,7 +77,7 @@ def _train(network: str, folder: Path) -> float:
     """Return the seconds from the command line to train.py's first line about an update."""
     with tempfile.TemporaryDirectory() as output, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, str(ROOT / "train.py"), f"--data_path={folder}", f"--model={network}"]
-        command += [f"--output_dir={output}", "--log_every=1"]  # the default is 20 lines an epoch
+        command += [f"--output_dir={output}/run", "--max_updates=1"]
         environment, pipe = environment_of({}), subprocess.PIPE
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=pipe, stderr=errors, env=environment, text=True) as process:

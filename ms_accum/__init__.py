@@ -11,9 +11,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # for type checkers and editors
     from .accumulator import Accumulator as Accumulator
-    from .app.search import MicroBatch as MicroBatch
-    from .app.search import find_micro_batch_size as find_micro_batch_size
-    from .app.tensorboard import TensorBoardLog as TensorBoardLog
     from .driver import GradientAccumulation as GradientAccumulation
     from .engine.cells import TrainClear as TrainClear
     from .engine.cells import TrainForwardBackward as TrainForwardBackward
@@ -27,6 +24,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .layers.dropout import CountedDropout as CountedDropout
     from .layers.dropout import replace_dropout as replace_dropout
     from .loss.terms import Terms as Terms
+    from .micro_batch_size import MicroBatch as MicroBatch
+    from .micro_batch_size import find_micro_batch_size as find_micro_batch_size
     from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
     from .model_step import FlushTail as FlushTail
     from .network.runtime import tune_cpu as tune_cpu
@@ -59,11 +58,10 @@ _MODULES = {
     "FlushTail": "model_step",
     "GradientAccumulation": "driver",
     "Group": "ranks.group",
-    "MicroBatch": "app.search",
+    "MicroBatch": "micro_batch_size",
     "ResumableLoop": "training.loop",
     "SaveStates": "training.loop",
     "Stopped": "saving.checkpointer",
-    "TensorBoardLog": "app.tensorboard",
     "Terms": "loss.terms",
     "TrainClear": "engine.cells",
     "TrainForwardBackward": "engine.cells",
@@ -73,7 +71,7 @@ _MODULES = {
     "ZeroOptimizer": "ranks.zero",
     "batch_to_group_norm": "layers.batch_norm",
     "evaluate": "training.evaluation",
-    "find_micro_batch_size": "app.search",
+    "find_micro_batch_size": "micro_batch_size",
     "freeze_batch_norm": "layers.batch_norm",
     "own_group": "ranks.group",
     "ramp_up": "schedules",

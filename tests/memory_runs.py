@@ -2,79 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import re
 import sys
-import time
 from functools import partial
-from importlib import import_module
+from pathlib import Path
 
 import numpy as np
-
-
-def ends_well(rows):
-    """Take next to nothing."""
-
-
-def takes_memory(rows):
-    """Print on both streams, and take a MiB a row, page by page."""
-    print(rows, "MiB", flush=True)
-    print(rows, "MiB", file=sys.stderr)
-    return [np.ones(2**17) for _ in range(rows)]
-
-
-def costs(rows, most=10_000):
-    """Windows of 64 rows: a call costs 4 ms, and one with more than 16 rows 100 ms; more than `most` rows fail."""
-    if rows > most:
-        raise ValueError(f"{rows} are too many")
-
-    def window():
-        time.sleep(0.004 * len(range(0, 64, rows)) + 0.1 * (rows > 16))
-
-    window()
-    return window
-
-
-def takes_memory_and_time(rows):
-    """Take 10 MiB a row, and longer with more rows."""
-    arrays = [np.ones(10 * 2**17) for _ in range(rows)]
-    return lambda: time.sleep(0.01 * len(arrays))
-
-
-def waits(path, rows):
-    """Note which process this is, and stay."""
-    with open(f"{path}.new", "w") as file:
-        file.write(str(os.getpid()))
-    os.replace(f"{path}.new", path)
-    while True:
-        signal.pause()
-
-
-def raises(error, rows):
-    raise error
-
-
-def is_killed(rows):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def aborts(rows):
-    os.write(2, b"terminate called after throwing an instance of 'std::bad_alloc'\n")
-    os.abort()
-
-
-def leaves(code, rows):
-    os._exit(code)
-
-
-class NotThere:
-    """A function that a new process can't import."""
-
-    def __call__(self, rows):
-        pass
-
-    def __reduce__(self):
-        return import_module, ("there_is_no_such_module",)
 
 
 def images(rows, side=32):
@@ -115,29 +48,9 @@ def driver(network):
     return GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.001))
 
 
-def trains(name, rows):
-    """A window of two micro-batches of one of the networks."""
-    import mindspore as ms
-
-    network, batch = NETWORKS[name](rows)
-    micro_batch = tuple(ms.Tensor(column) for column in batch)
-    driver(network).train_process(1, [micro_batch] * 2, 2, report=(), ckpt_path=None)
-
-
-def train_whole(effective_batch, rows, report=()):
-    """Train a window of larger `images` in micro-batches of `rows` rows, twice."""
-    import mindspore as ms
-
-    ms.set_seed(1)
-    network, batch = images(effective_batch, side=96)
-    driver(network).train_process(2, [batch], micro_batch_size=rows, report=report, ckpt_path=None)
-
-
 def peak():
-    """Return the peak so far in MB."""
-    from ms_accum.app.trials import peak_of
-
-    return peak_of("self") / 2**20
+    """Return the peak memory of this process so far, in MB."""
+    return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
 
 def print_peaks(name, rows, *runs):

@@ -45,7 +45,7 @@ FEATURES = {
     "several_processes": EVALUATION,
 }
 # Each has a test of its own.
-OTHERS = ("contrastive", "language_model", "no_sync", "several_terms", "skipped_windows")
+OTHERS = ("contrastive", "language_model", "no_sync", "several_terms", "skipped_windows", "tensorboard")
 
 
 def run(program, folder, *flags, launcher=()):
@@ -222,3 +222,10 @@ def test_several_terms_shows_error_of_single_weight(tmp_path):
     miss = dict(re.findall(r"^(.+): relative difference of the gradient (\S+)$", done.stdout, re.MULTILINE))
     assert float(miss["terms"]) < 1e-6 and all(float(miss[f"one weight, {name}"]) > 1e-2 for name in ("rows", "tokens"))
     assert len((ROOT / "examples" / "several_terms.py").read_text().splitlines()) <= 80
+
+
+def test_tensorboard_example_writes_events(tmp_path):
+    pytest.importorskip("tensorboardX")
+    done = run("tensorboard", tmp_path)
+    assert done.stdout.splitlines()[-1] == "24 updates in 'events'", done.stderr
+    assert list((tmp_path / "events").glob("events.out.tfevents.*"))

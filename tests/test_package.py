@@ -60,7 +60,7 @@ def test_requirements_files_equal_pyproject():
     assert lines("requirements.txt") == ["-e .", *PROJECT["dependencies"], *EXTRAS["examples"], *EXTRAS["test"]]
     extras, *others = EXTRAS["dev"]
     assert extras == "ms-accum[examples,test]" and lines("requirements-dev.txt") == others
-    assert EXTRAS["plot"] + EXTRAS["tensorboard"] == EXTRAS["test"][:2]
+    assert EXTRAS["plot"] == EXTRAS["test"][:1]
 
 
 @pytest.mark.skipif(STANDARD is None, reason="Python 3.9 does not list its own modules")
@@ -68,8 +68,7 @@ def test_imported_packages_are_required():
     at_once = set().union(*(third_party(path, everywhere=False) for path in SOURCES))
     assert at_once == names(PROJECT["dependencies"])
     anywhere = set().union(*(third_party(path, everywhere=True) for path in SOURCES))
-    anywhere.add("scikit-learn")  # whose digits are read from its file
-    optional = EXTRAS["examples"] + EXTRAS["plot"] + EXTRAS["tensorboard"]
+    optional = EXTRAS["examples"] + EXTRAS["plot"]
     assert anywhere - at_once == names(optional)
 
 

@@ -83,7 +83,7 @@ SIGNATURES = {
         "(epoch, step, update, loss, lr, grad_norm, samples, seconds, skipped, overflow=False, bad=(), "
         "terms=mappingproxy({}))"
     ),
-    ms_accum.MicroBatch: "(micro_batch_size, mini_steps, peak, trials, effective_batch=0)",
+    ms_accum.MicroBatch: "(micro_batch_size, mini_steps, trials)",
     ms_accum.Checkpointer: (
         "(folder, *, every=None, minutes=None, keep=1, score=None, resume=None, config=None, "
         "allow_config_change=False, stop=None, notes=None, at_end=None)"
@@ -96,7 +96,7 @@ SIGNATURES = {
     ),
     ms_accum.ramp_up: "(first, last, samples, *, micro_batch_size)",
     ms_accum.evaluate: "(network, dataset, *, compile=True)",
-    ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None, prefer='speed')",
+    ms_accum.find_micro_batch_size: "(trial, effective_batch, *, memory_budget=None)",
     ms_accum.scale_learning_rate: "(lr, base_batch, batch, rule='linear')",
     ms_accum.split_batch: "(batch, micro_batch_size)",
     ms_accum.updates_per_epoch: "(micro_batches, mini_steps, tail='flush', *, epoch=None)",

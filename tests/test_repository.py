@@ -14,7 +14,6 @@ LAYERS = ["network", "ranks", "layers", "loss", "engine", "saving", "training", 
 GROUND = {"_check", "native"}  # import nothing of the package, and are imported anywhere
 COMMANDS = {
     "launch",
-    "inspect",
     "plot",
     "selftest",
 }  # modules at the top that are programs: `python -m ms_accum.launch`
@@ -26,7 +25,7 @@ SOURCES += sorted(ROOT.glob("*.py"))
 
 def layer_of(parts):
     """Return the layer of a module of ms_accum, whose name has these parts after the package's."""
-    folder = "programs" if parts[0] in {"app", *COMMANDS} else parts[0]
+    folder = "programs" if parts[0] in COMMANDS else parts[0]
     return LAYERS.index(folder) if folder in LAYERS else LAYERS.index("top")
 
 

@@ -43,7 +43,7 @@ def build(started: float, data: str, network: str, window: int) -> tuple[dict, C
     mark("import mindspore")
     from model_zoo import MODELS, create_dataset
     from ms_accum import GradientAccumulation, tune_cpu
-    from ms_accum.app import steps  # noqa: F401  all that train.py imports
+    from ms_accum.programs import tasks  # noqa: F401  all that train.py imports
 
     mark("import ms_accum")
     size = MODELS[network].image_size

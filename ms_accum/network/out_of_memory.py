@@ -45,7 +45,4 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
     if window is None:
         return f"{cause}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find one that fits"
     halved = math.ceil(rows * window / half)
-    return (
-        f"{cause}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' "
-        f"(train.py --batch_size auto --effective_batch {rows * window} --memory_budget SIZE) find one that fits"
-    )
+    return f"{cause}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' find one"

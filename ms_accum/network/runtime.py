@@ -25,7 +25,6 @@ _AVX512 = 0x20  # the bit of AVX-512's first level in oneDNN's effective instruc
 # The host thread busy-waits, which takes a core from the kernels. With this setting it runs the kernels itself.
 _HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
 
-_DEFAULTS = {"MS_DEV_HOST_BLOCKING_RUN": "0", "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
 _TOO_LATE = (
     f"For '%s', it is too late to set {_SHOWN}: a network has run in this process, and convolutions may take 15 times "
     f"as long. Call tune_cpu(network) before, or start Python with {_SHOWN}."
@@ -79,13 +78,6 @@ def tune(owner: str, parameters: Iterable[Parameter]) -> None:
     if late and _TOO_LATE not in _logged:
         _logged.add(_TOO_LATE)
         _log.warning(_TOO_LATE, owner)
-
-
-def keep_cpu_defaults() -> dict[str, str]:
-    """Set the variables that are not set to MindSpore's defaults, so that they are kept; return no settings."""
-    for name, value in _DEFAULTS.items():
-        os.environ.setdefault(name, value)
-    return {}
 
 
 def _set_variables(parameters: Iterable[Parameter]) -> tuple[dict[str, str], bool]:

@@ -14,13 +14,10 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-import train as training
 from conftest import CORES
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
-from ms_accum.app.tasks import task_of
 from ms_accum.network import runtime
-from programs import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
@@ -190,20 +187,6 @@ def test_constructors_log_once_if_too_late(monkeypatch, caplog):
     assert KERNELS not in os.environ
 
 
-def test_keep_cpu_defaults_applies_to_constructors(monkeypatch):
-    monkeypatch.setenv(HOST, "of the user")
-    assert runtime.keep_cpu_defaults() == {}
-    TUNING["GradientAccumulation"](LeNet5())
-    assert (os.environ[HOST], os.environ[KERNELS]) == ("of the user", "DEFAULT")
-
-
-@pytest.mark.parametrize(("choice", "kept"), [("tuned", ("1", "AVX2")), ("default", ("0", "DEFAULT"))])
-def test_runtime_flag_of_train_py(choice, kept):
-    settings = settings_of(f"--runtime={choice}")
-    training.build(settings, task_of(settings), None)  # images need no data for their network
-    assert (os.environ[HOST], os.environ[KERNELS]) == kept
-
-
 # Real runs, in processes of their own: on one core and on two, with older instruction sets, tuned and not
 
 
@@ -213,10 +196,8 @@ SHORT = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--overwrite")
 def losses(folder, cores=2, seed=1, **settings):
     """Return the losses of a short run of train.py."""
     unset = {name: value for name, value in os.environ.items() if name not in (KERNELS, HOST)}
-    flags = [f"--{name}={value}" for name, value in settings.items() if name == "runtime"]
-    environment = {**unset, **{name: value for name, value in settings.items() if name != "runtime"}}
-    command = [sys.executable, str(ROOT / "train.py"), *SHORT, f"--output_dir={folder}", f"--seed={seed}", *flags]
-    run = {"env": environment, "cwd": folder, "preexec_fn": lambda: os.sched_setaffinity(0, CORES[:cores])}
+    command = [sys.executable, str(ROOT / "train.py"), *SHORT, f"--output_dir={folder}", f"--seed={seed}"]
+    run = {"env": {**unset, **settings}, "cwd": folder, "preexec_fn": lambda: os.sched_setaffinity(0, CORES[:cores])}
     subprocess.run(command, check=True, capture_output=True, timeout=300, **run)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [found["loss"] for found in map(json.loads, lines) if "loss" in found]
@@ -225,7 +206,7 @@ def losses(folder, cores=2, seed=1, **settings):
 @pytest.mark.slow
 @pytest.mark.skipif(not CORES, reason="needs Linux")
 def test_results_change_by_rounding_only(tmp_path):
-    expected = losses(tmp_path, runtime="default")
+    expected = losses(tmp_path, **{HOST: "0", KERNELS: "DEFAULT"})
     assert len(expected) == 6
     for settings in ({}, {"cores": 1}, {KERNELS: "SSE41"}):  # where there is AVX-512, tuning asks for AVX2
         assert losses(tmp_path, **settings) == pytest.approx(expected, rel=1e-4), settings

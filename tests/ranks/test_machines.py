@@ -17,7 +17,8 @@ import pytest
 
 from hosts import two_hosts, why_no_hosts
 from ms_accum.saving.training_state import open_state
-from programs import ROOT
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.several]
 JOB = ROOT / "tests" / "ranks_machines.py"

@@ -25,7 +25,7 @@ from conftest import running_in
 from helpers import Recorder
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, evaluate
-from ms_accum.app.metrics import MetricsFile
+from ms_accum.programs.metrics import MetricsFile
 from ms_accum.saving import training_state
 from reference import digest
 from runs import (

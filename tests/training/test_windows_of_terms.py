@@ -14,8 +14,8 @@ from mindspore.train import Callback, LambdaCallback
 import several_terms as terms
 from helpers import Recorder, run
 from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped
-from ms_accum.app.metrics import MetricsFile
 from ms_accum.loss.terms import summed
+from ms_accum.programs.metrics import MetricsFile
 from ms_accum.training import terms as module
 from ms_accum.training.progress import Lines
 from reference import digest

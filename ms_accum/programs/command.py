@@ -1,0 +1,181 @@
+"""What a program does from its start to its exit code: errors of one line, signals, the device, the processes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from .. import _check
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class FlagError(Exception):
+    """Raised for wrong flags: exit code 2."""
+
+
+class Interrupted(Exception):
+    """Raised when a signal has ended a run, whose state is saved: exit code 128 + number, so 130 or 143."""
+
+    def __init__(self, number: int, details: object):
+        super().__init__(f"{signal.Signals(number).name}: {details}")
+        self.code = 128 + number
+
+
+def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
+    """Run a program and return its exit code: 0, 2 for wrong flags, 130 or 143 after a signal, 1 for all other errors.
+
+    An error is one line on stderr; `--debug` adds the traceback, and MindSpore's warnings.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in argv
+    if not debug:
+        os.environ.setdefault("GLOG_v", "3")  # MindSpore's errors only; it reads this when it is imported
+        name = f"ME.mindspore.log.{os.getpid()}"
+        logging.getLogger(name).addFilter(lambda record: False)  # what it logs before it raises an error
+    _prepare_output()
+    with _system_signals(), warnings.catch_warnings():
+        warnings.showwarning = _show_warning  # type: ignore[assignment]
+        try:
+            main(argv)
+            sys.stdout.flush()
+        except Exception as error:
+            if debug:
+                traceback.print_exc()
+            if isinstance(error, BrokenPipeError):  # otherwise Python fails again when it flushes stdout at its exit
+                sys.stdout = open(os.devnull, "w", encoding="utf-8")
+            print(f"error: {_message(error)}", file=sys.stderr)
+            return _code(error)
+    return 0
+
+
+def _code(error: Exception) -> int:
+    if isinstance(error, Interrupted):
+        return error.code
+    return 2 if isinstance(error, FlagError) else 1
+
+
+def _message(error: Exception) -> str:
+    """Return an error as one line: MindSpore's errors have a C++ call stack after the first one."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package '{error.name}' is missing. Run: pip install -r requirements.txt"
+    return _check.one_line(_check.first_words(str(error)), _check.LINE) or type(error).__name__
+
+
+def _show_warning(message: object, *where: object) -> None:
+    print(f"warning: {_check.one_line(message, _check.LINE)}", file=sys.stderr)
+
+
+def _prepare_output() -> None:
+    """Let what a program prints not end it: a stdout that is closed, characters that a terminal does not have."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # not a stream of Python's own
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+
+
+def show(name: str, value: object) -> None:
+    """Print a fact about the run as one line."""
+    print(f"{name:16} {_check.one_line(value, _check.LINE)}", flush=True)
+
+
+# Signals
+
+
+@contextlib.contextmanager
+def _system_signals() -> Any:
+    """Let SIGINT and SIGTERM end the process at once, also inside MindSpore, except where `Signals` handles them."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        for number in _not_ignored():
+            signal.signal(number, signal.SIG_DFL)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _not_ignored() -> list[signal.Signals]:
+    """Return the signals that a shell or a launcher has not told this process to ignore."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+@contextlib.contextmanager
+def interruptible() -> Any:
+    """Let SIGINT and SIGTERM raise `Interrupted` inside the block, which cleans up; not for calls of MindSpore."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise Interrupted(number, "nothing is changed")
+
+    try:
+        for number in _not_ignored():
+            signal.signal(number, interrupt)
+        yield
+    finally:
+        for number in _not_ignored():
+            signal.signal(number, signal.SIG_DFL)
+
+
+class Signals:
+    """Remembers the first SIGINT or SIGTERM inside a block, for `Checkpointer(stop=...)`; the second ends the process.
+
+    At the end of the block it raises `Interrupted`. Outside of it both end the process at once: before training there
+    is nothing to save, and after it all is saved.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+
+    def received(self) -> bool:
+        """Return whether to stop."""
+        return self._number is not None
+
+    def __enter__(self) -> Signals:
+        for number in _not_ignored():
+            signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from ..saving.checkpointer import Stopped
+
+        for number in _not_ignored():
+            signal.signal(number, signal.SIG_DFL)
+        if isinstance(error, Stopped):  # without a signal: another rank received it
+            raise Interrupted(self._number or signal.SIGTERM, f"{error}; --resume continues from there") from error
+        if error is None and self._number is not None:
+            raise Interrupted(self._number, "the training is complete and saved; --resume evaluates it")
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self._number is None:
+            self._number = number
+        else:
+            os._exit(128 + number)
+
+
+# The device and the processes
+
+
+def use_device(target: str) -> str:
+    """Set MindSpore's device, unless `target` is "auto", and return it."""
+    import mindspore as ms
+
+    default = ms.get_context("device_target")
+    if target not in ("auto", default):
+        try:
+            ms.set_device(target)
+        except Exception as error:
+            raise FlagError(f"argument --device_target: {target} is not available here, {default} is") from error
+    return ms.get_context("device_target")
+
+
+def silence() -> None:
+    """Print nothing more: rank 0 prints for all."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")

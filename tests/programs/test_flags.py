@@ -1,0 +1,221 @@
+"""Wrong flags and data end a program with one line that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+
+from idx_files import write_mnist
+from model_zoo import LeNet5
+from ms_accum.programs.command import FlagError
+from ms_accum.programs.flags import training_flags
+from running import ROOT, error_of, evaluate, train
+
+pytestmark = pytest.mark.host
+
+WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
+    "--mini_steps=0": "argument --mini_steps/--accumulate_step/--gradient_accumulation_steps: must be an int >= 1",
+    "--mini_steps=1.5": "must be an int >= 1, but got '1.5'",
+    "--accumulate_step=x": "must be an int >= 1, but got 'x'",
+    "--mini_steps=5:1,9:4": "must begin with update 0 and rise, such as 0:1,100:4",
+    "--batch_size=0": "argument --batch_size: must be an int >= 1, but got '0'",
+    "--batch_size=5000": "'batch_size' must be <= 1437",
+    "--lr=-1": "argument --lr: must be a number > 0, but got '-1'",
+    "--lr=nan": "argument --lr: must be a number > 0, but got 'nan'",
+    "--epochs=0": "argument --epochs/--epoch_size: must be an int >= 1, but got '0'",
+    "--seed=4294967296": "must be an int >= 0 and <= 4294967295",
+    "--save_every=5m": "must be a number of updates, such as 100, or of minutes, such as 5min",
+    "--ema=1": "argument --ema: must be a number >= 0 and < 1",
+    "--batchsize=4": "unrecognized arguments: --batchsize=4; did you mean --batch_size?",
+    "--device_target=Ascend": "argument --device_target: Ascend is not available here, CPU is",
+    "--model=gpt --dataset=digits": "argument --model: gpt does not take the images of digits; lenet5 does",
+    "--dataset=cifar10": "argument --data_path: must be given, the folder of cifar10",
+    "--dataset=digits --data_path=x": "argument --data_path: digits are embedded",
+    "--download": "argument --download: needs --data_path",
+    "--optimizer=adam --momentum=0.5": "argument --momentum: adam has none",
+    "--beta2=0.9": "argument --beta2: momentum has none; adam and adamw have",
+    "--layers=2": "argument --layers: is for text; digits are images",
+    "--min_lr=0.1": "argument --min_lr: needs --lr_decay",
+    "--data_path=book.txt": "'book.txt' is a file, and mnist is a folder; for a text give --dataset text",
+    "--resume": "argument --resume: there is no run in 'runs'",
+    "--resume --output_dir=TYPO": "argument --resume: 'TYPO' does not exist",
+    "--config=none.yaml": "argument --config: 'none.yaml' can't be read: No such file or directory",
+    "--config=list.yaml": "argument --config: 'list.yaml' must have lines of the form 'flag: value'",
+    "--config=typo.yaml": "'typo.yaml' has the unknown flag 'batch_szie'; did you mean batch_size?",
+    "--config=object.yaml": "argument --config: 'object.yaml' is not YAML",
+    "--config=zero.yaml": "must be an int >= 1, but got '0'",
+}
+FILES = {
+    "book.txt": "A text.",
+    "list.yaml": "- lr\n",
+    "typo.yaml": "batch_szie: 3\n",
+    "object.yaml": "lr: !!python/object/apply:os.getcwd []\n",
+    "zero.yaml": "epochs: 0\n",
+}
+
+
+@pytest.mark.parametrize(("argv", "message"), WRONG_FLAGS.items())
+def test_wrong_flags_end_train_with_2(argv, message, tmp_path, capsys):
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    assert train(*argv.split()) == 2
+    assert message in error_of(capsys)
+    assert sorted(os.listdir()) == sorted(FILES)
+
+
+# Missing and damaged files, each with exit code 1 and a line that names the file
+
+
+def data_with(pattern, change):
+    """Write MNIST with one file that is changed, and return the flags."""
+    folder = write_mnist(Path("data"))
+    path = next(folder.rglob(pattern))
+    path.write_bytes(change(path.read_bytes()))
+    return ["--data_path=data"]
+
+
+WRONG_DATA = {
+    "missing": lambda: ["--data_path=none"],
+    "short": lambda: data_with("train-images*", lambda content: content[:-7]),
+    "empty": lambda: data_with("train-labels*", lambda content: b""),
+    "magic": lambda: data_with("t10k-images*", lambda content: b"\1" * len(content)),
+    "label": lambda: data_with("train-labels*", lambda content: content[:-1] + b"\x0a"),
+    "no text": lambda: ["--dataset=text", "--data_path=none"],
+}
+
+
+@pytest.mark.parametrize("make", WRONG_DATA.values(), ids=WRONG_DATA)
+def test_wrong_data_end_train_with_1(make, capsys):
+    argv = make()
+    assert train(*argv) == 1
+    message = error_of(capsys)
+    assert argv[-1].split("=")[1] in message, message
+    assert not Path("runs").exists()
+
+
+def written(content, name="model.ckpt"):
+    """Write a file, and return its path."""
+    Path(name).write_bytes(content)
+    return name
+
+
+def npz():
+    np.savez("arrays.npz", x=np.ones(3))
+    return "arrays.npz"
+
+
+WRONG_MODELS = {
+    "missing": (lambda: "none.ckpt", "none.ckpt"),
+    "empty": (lambda: written(b""), "model.ckpt"),
+    "text": (lambda: written(b"hello"), "model.ckpt"),
+    "pickle": (lambda: written(pickle.dumps(os.getcwd)), "model.ckpt"),
+    "zip": (lambda: written(b"PK\3\4" + b"\0" * 60), "model.ckpt"),
+    "npz": (npz, "arrays.npz"),
+    "safetensors": (lambda: written(b"\xff" * 40, "model.safetensors"), "model.safetensors"),
+    "folder": (lambda: os.curdir, "."),
+    "pipe": (lambda: os.mkfifo("model.ckpt") or "model.ckpt", "model.ckpt"),
+    "other network": (lambda: saved(nn.Dense(2, 3)), "missing conv1.weight"),
+    "other number of classes": (lambda: saved(LeNet5(num_class=5)), "instead of"),
+    "record": (lambda: written(b"") and written(b"[]", "model.ckpt.json")[:-5], "is not the record of a model"),
+    "record of a size": (lambda: record(layers=10**9), "is not the record of a model"),
+}
+
+
+def saved(network):
+    """Save a network without a record, and return the path."""
+    ms.save_checkpoint(network, "model.ckpt")
+    return "model.ckpt"
+
+
+def record(**sizes):
+    """Write the record of a GPT, and return the path of its model."""
+    content = {
+        "model": "gpt",
+        "dataset": "sentences",
+        "context": 8,
+        "heads": 1,
+        "width": 8,
+        "vocabulary": "ab",
+        **sizes,
+    }
+    Path("model.ckpt.json").write_text(json.dumps(content))
+    return "model.ckpt"
+
+
+@pytest.mark.parametrize(("make", "message"), WRONG_MODELS.values(), ids=WRONG_MODELS)
+def test_wrong_models_end_eval_with_1(make, message, capsys):
+    assert evaluate(f"--ckpt_path={make()}") == 1
+    assert message in error_of(capsys)
+
+
+def test_eval_names_missing_flags(capsys):
+    assert evaluate() == 2
+    assert error_of(capsys) == "argument --ckpt_path: there is no run in 'runs'; give the path of a model"
+    assert evaluate("--ckpt_path=x.ckpt", "--dataset=mnist") == 2
+    assert error_of(capsys) == "argument --data_path: must be given, the folder of mnist"
+
+
+# Where flags come from
+
+
+def test_config_is_read_and_command_line_overrides_it():
+    Path("config.yaml").write_text("lr: 1e-3\nepochs: 2\nmini_steps: 0:1,100:4\noptimizer: sgd\n")
+    args = training_flags(["--config=config.yaml", "--epochs=3"])
+    assert (args.lr, args.epochs, args.mini_steps, args.optimizer) == (0.001, 3, {0: 1, 100: 4}, "sgd")
+
+
+@pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_configs_of_the_repository_are_flags(config):
+    args = training_flags([f"--config={config}", "--data_path=x"])
+    assert args.dataset in ("mnist", "cifar10", "text")
+
+
+def test_data_set_decides_what_is_not_given():
+    def chosen(*argv):
+        args = training_flags(argv)
+        return args.dataset, args.model, args.epochs, args.batch_size, args.optimizer, args.lr, args.weight_decay
+
+    assert chosen() == ("digits", "lenet5", 25, 32, "momentum", 0.04, 0)
+    assert chosen("--data_path=x", "--model=mlp") == ("mnist", "mlp", 10, 32, "momentum", 0.01, 0)
+    assert chosen("--data_path=x", "--model=resnet18") == ("cifar10", "resnet18", 80, 128, "sgd", 0.1, 5e-4)
+    assert chosen("--data_path=x", "--model=gpt", "--optimizer=sgd") == ("text", "gpt", 5, 16, "sgd", 0.1, 0)
+    assert chosen("--model=gpt", "--max_updates=9") == ("sentences", "gpt", None, 16, "adamw", 0.003, 0)
+
+
+def test_three_names_of_the_window_are_one_flag():
+    for name in ("mini_steps", "accumulate_step", "gradient_accumulation_steps"):
+        assert training_flags([f"--{name}=3"]).mini_steps == 3
+    with pytest.raises(FlagError, match="'text' is a file"):
+        Path("text").write_text("x")
+        training_flags(["--data_path=text"])
+
+
+# Before MindSpore is imported
+
+
+@pytest.mark.parametrize("program", ["train.py", "eval.py"])
+def test_mindspore_is_not_imported_for_wrong_flags_and_help(program):
+    block = f"import sys; sys.modules.update(mindspore=None, numpy=None); sys.path.insert(0, {str(ROOT)!r}); "
+    for argv, code, text in ((["--x"], 2, "error: unrecognized"), (["--help"], 0, "usage:")):
+        source = f"{block}sys.argv = {[program, *argv]}; import runpy; "
+        source += f"runpy.run_path({str(ROOT / program)!r}, run_name='__main__')"
+        done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=False)
+        assert done.returncode == code and text in done.stdout + done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("program", ["train.py", "eval.py"])
+def test_missing_packages_are_one_line(program, tmp_path):
+    command = [sys.executable, "-S", str(ROOT / program), "--ckpt_path=x.ckpt"]  # -S: without installed packages
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("", 1)
+    assert done.stderr.startswith("error: the package '") and done.stderr.count("\n") == 1
+    assert done.stderr.endswith("' is missing. Run: pip install -r requirements.txt\n")

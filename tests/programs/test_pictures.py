@@ -1,0 +1,117 @@
+"""The plot of runs, the report of a model, and the self-test."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn
+
+from ms_accum import plot, selftest
+from ms_accum.programs import checks
+from ms_accum.programs.command import run
+from ms_accum.programs.report import write_report
+from ms_accum.ranks.group import Group
+from running import error_of
+
+LINES = [
+    {"epoch": 1, "update": 1, "loss": 2.0, "lr": 0.1, "grad_norm": 3.0},
+    {"epoch": 1, "update": 2, "loss": None, "lr": 0.1, "grad_norm": None},
+    {"epoch": 1, "updates": 2, "acc": 0.5, "eval_loss": 1.5},
+    {"epoch": 1, "update": 3, "loss": 1.0, "lr": 0.05, "grad_norm": 2.0},
+]
+
+
+@pytest.mark.host
+def test_plot_draws_runs(monkeypatch, capsys):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    draws = Axes.plot
+    monkeypatch.setattr(
+        Axes, "plot", lambda axes, *points, **how: drawn.append(points[:2]) or draws(axes, *points, **how)
+    )
+    for folder in ("a", "b"):
+        os.mkdir(folder)
+        Path(folder, "metrics.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in LINES) + '{"update": 4, "lo'
+        )
+    assert run(plot.main, ["a", "b"]) == 0
+    assert Path("a/metrics.png").read_bytes()[:4] == b"\x89PNG"
+    expected = [
+        ((1, 3), (2.0, 1.0)),
+        ((2,), (1.5,)),
+        ((1, 2, 3), (0.1, 0.1, 0.05)),
+        ((1, 3), (3.0, 2.0)),
+        ((2,), (0.5,)),
+    ]
+    assert sorted(drawn) == sorted(expected * 2)
+    assert run(plot.main, ["a", "--output=x.svg"]) == 0 and "<svg" in Path("x.svg").read_text()
+    capsys.readouterr()
+    assert run(plot.main, ["none"]) == 2
+    assert error_of(capsys) == "argument RUN: 'none/metrics.jsonl' can't be read: No such file or directory"
+    Path("a/metrics.jsonl").write_text("no metrics\n")
+    assert run(plot.main, ["a"]) == 2 and "does not hold metrics" in error_of(capsys)
+
+
+class Brightness(nn.Cell):
+    """Finds the class of an image, which is the value of its pixels, except that it takes 2 for 0."""
+
+    def construct(self, image):
+        value = image[:, 0, 0, 0]
+        return ms.ops.stack(
+            (ms.ops.where(value == 2, 9.0, -ms.ops.abs(value)), 1 - ms.ops.abs(value - 1), value - 3), 1
+        )
+
+
+@pytest.mark.host
+def test_report_has_classes_matrix_and_wrong_images():
+    labels = np.array([0, 1, 2, 1, 2], np.int32)
+    images = np.ones((5, 1, 4, 4), np.float32) * labels[:, None, None, None]
+    test = ms.dataset.NumpySlicesDataset((images, labels), ["image", "label"], shuffle=False).batch(2)
+    path = write_report("out", "<script>.ckpt", Brightness(), test)
+    page = Path(path).read_text(encoding="utf-8")
+    assert path == "out/report.html" and "60.00% of 5 images are classified correctly" in page
+    assert page.count("2, taken for 0 (") == page.count("<figure>") == 2 and page.count("<img ") == 3
+    assert "precision" in page and "<script>" not in page and "http" not in page
+
+
+def test_selftest_passes_and_writes_json(capsys):
+    assert run(selftest.main, ["--json=out.json", "--device_target=CPU"]) == 0
+    out, content = capsys.readouterr().out, json.loads(Path("out.json").read_text())
+    assert content["ok"] and len(content["checks"]) == 10
+    statuses = {check["name"]: check["status"] for check in content["checks"]}
+    assert set(statuses.values()) <= {"ok", "not run"} and statuses["the same in float16"] == "ok"
+    assert [name for name, status in statuses.items() if status == "not run"] == ["the same in bfloat16"]
+    assert out.count("resumed inside a window") == 2  # in the table and in the text for an issue
+
+
+MUTANTS = {  # a fault in ms_accum, and the check that finds it
+    "equal to one large batch: uneven rows, a tail": {"weight": 1.0},
+    "clip_norm, and a schedule by update": {"clip_norm": None},
+    "NaN: a window or a micro-batch is left out": {"nonfinite": "skip_window"},
+    "loss scale with overflows, an average": {"loss_scale": None},
+}
+
+
+@pytest.mark.parametrize(("name", "options"), MUTANTS.items())
+def test_selftest_finds_faults(name, options, monkeypatch):
+    driver = checks.GradientAccumulation
+    monkeypatch.setattr(checks, "GradientAccumulation", lambda *what, **how: driver(*what, **{**how, **options}))
+    ((check, tolerance),) = [(check, most) for found, check, most in checks.checks_of(Group(0, 1)) if found == name]
+    assert selftest.run_check(name, check, tolerance).status == selftest.FAILED
+
+
+@pytest.mark.host
+def test_check_that_raises_has_failed_and_not_here_is_not_run():
+    def raises(error):
+        raise error
+
+    result = selftest.run_check("x", lambda: raises(RuntimeError("a reason\n- C++ Call Stack")), 0.0)
+    assert (result.status, result.note) == (selftest.FAILED, ": RuntimeError: a reason")
+    assert selftest.run_check("x", lambda: raises(checks.NotHere("why")), 0.0).status == selftest.NOT_RUN
+    assert selftest.run_check("x", lambda: float("nan"), 1.0).status == selftest.FAILED

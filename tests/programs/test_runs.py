@@ -1,0 +1,256 @@
+"""Runs of the programs: what they write, and what becomes of them when they are stopped."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import warnings
+from pathlib import Path
+
+import pytest
+import safetensors.numpy
+
+from ms_accum.programs.command import SIGNALS, Interrupted, Signals
+from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, start, train
+
+LONG = (*QUICK, "--batch_size=32", "--epochs=4")  # 23 updates in an epoch
+
+
+def state_of(folder):
+    """Return the arrays of the newest state of a run, as bytes by name."""
+    newest = max(Path(folder, "states").glob("state-*.safetensors"))
+    return {name: array.tobytes() for name, array in safetensors.numpy.load_file(newest).items()}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder in which a run has finished."""
+    folder = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert train(*LONG, "--output_dir=out") == 0
+    return folder / "out"
+
+
+def test_run_and_eval(capsys):
+    assert train(*QUICK, "--epochs=2", "--eval_every=2") == 0
+    result = result_of(capsys.readouterr().out)
+    assert os.listdir() == ["runs"] and os.listdir("runs") == ["001"]
+    assert set(os.listdir("runs/001")) >= {"config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"}
+    lines = metrics_of("runs/001")
+    assert [line["update"] for line in lines if "update" in line] == [1, 2, 3, 4, 5, 6]
+    assert lines[-1]["updates"] == 6 and lines[-1]["acc"] == pytest.approx(result["Accuracy"])
+    assert evaluate("--ckpt_path=./gradient_accumulation.ckpt") == 0  # the command of README, after a run
+    out = capsys.readouterr().out
+    assert result_of(out) == result and "runs/001/gradient_accumulation.ckpt" in out
+    assert train(*QUICK, "--epochs=1") == 0 and os.listdir("runs") != ["001"]
+
+
+def test_text_is_trained_and_evaluated(capsys):
+    sizes = ("--model=gpt", "--layers=1", "--heads=1", "--width=8", "--context=16", "--batch_size=64")
+    assert train(*sizes, "--max_updates=3", "--ckpt_path=model.safetensors") == 0
+    result = result_of(capsys.readouterr().out)
+    assert evaluate("--ckpt_path=model.safetensors") == 0
+    assert result_of(capsys.readouterr().out) == pytest.approx(result, rel=1e-6)
+    assert evaluate("--ckpt_path=model.safetensors", "--report=out") == 2
+    assert "argument --report: is for networks that classify images" in error_of(capsys)
+
+
+def test_average_is_evaluated_and_saved(capsys):
+    assert train(*QUICK, "--epochs=2", "--ema=0.5", "--amp=O2", "--lr_decay=linear", "--zero=1") == 0
+    result = result_of(capsys.readouterr().out)
+    assert evaluate() == 0
+    assert result_of(capsys.readouterr().out) == result
+
+
+# Stops
+
+
+def wait_for_updates(folder, count, process):
+    """Wait until a run has made so many updates."""
+    path = Path(folder, "metrics.jsonl")
+    while not path.exists() or path.read_text().count('"update"') < count:
+        assert process.poll() is None, process.communicate()
+        os.sched_yield()
+
+
+@pytest.mark.several
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_resumed_run_equals_run_without_stop(number, finished, tmp_path, capsys):
+    process = start("train.py", *LONG, "--output_dir=out", "--save_every=10", cwd=tmp_path)
+    wait_for_updates("out", 30, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=100)
+    if number == signal.SIGKILL:
+        assert process.returncode == -9
+    else:
+        assert process.returncode in (128 + number, 143), err  # MindSpore turns SIGINT into SIGTERM inside a graph
+        assert "--resume continues from there" in err and err.count("\n") == 1
+    assert train("--resume", "--output_dir=out") == 0
+    assert state_of("out") == state_of(finished)
+    mine, expected = metrics_of("out"), metrics_of(finished)
+    assert [(line.get("update"), line.get("loss")) for line in mine] == [
+        (line.get("update"), line.get("loss")) for line in expected
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.several
+def test_two_ranks_stop_and_resume_to_the_same_bytes(tmp_path):
+    """Each has its shard of the rows; rank 0 writes, and a signal to the launcher stops both with one saved state."""
+    command = ("-m", "ms_accum.launch", "--nproc", "2", str(ROOT / "train.py"))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+    def launched(*flags):
+        return start(*command, *flags, cwd=tmp_path, env=environment)
+
+    process = launched(*LONG, "--output_dir=complete")
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0 and "'Accuracy'" in out, err
+    assert [line["samples"] for line in metrics_of("complete")[:2]] == [128, 128]
+    process = launched(*LONG, "--output_dir=out")
+    wait_for_updates("out", 15, process)
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 143, err
+    process = launched("--resume", "--output_dir=out")
+    assert process.communicate(timeout=200) and process.returncode == 0
+    assert state_of("out") == state_of("complete")
+
+
+def test_second_signal_ends_at_once(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    try:
+        with pytest.raises(Interrupted, match="SIGTERM") as caught, Signals() as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert signals.received() and not ended
+            os.kill(os.getpid(), signal.SIGINT)
+        assert ended == [130] and caught.value.code == 143
+    finally:
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
+
+
+@pytest.mark.several
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_rank_that_waits_for_its_scheduler_ends(number, tmp_path):
+    environment = {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "9"}
+    process = start("train.py", *QUICK, cwd=tmp_path, env={**os.environ, **environment, "GLOG_v": "1"})
+    for line in process.stderr:
+        if "9" in line and "onnect" in line:
+            break
+    process.send_signal(number)
+    assert process.wait(timeout=20) == -number
+    process.stderr.close()
+    process.stdout.close()
+
+
+# Folders
+
+
+def test_folder_of_another_run_is_not_touched(finished, capsys):
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    assert train(*QUICK, f"--output_dir={finished}") == 2
+    assert f"argument --output_dir: '{finished}' holds another run; give --resume" in error_of(capsys)
+    model = finished / "gradient_accumulation.ckpt"
+    assert train(*QUICK, f"--ckpt_path={model}") == 2
+    assert f"argument --ckpt_path: '{model}' exists" in error_of(capsys)
+    assert train("--resume", f"--output_dir={finished}", "--lr=0.5") == 1
+    assert "belongs to a run with other settings: lr was 0.04 and is 0.5" in error_of(capsys)
+    assert {path: path.stat().st_mtime_ns for path in before if path.name != "config.json"} == {
+        path: time for path, time in before.items() if path.name != "config.json"
+    }
+
+
+def test_overwrite_replaces_a_run(capsys):
+    for flags in ((), ("--overwrite",)):
+        assert train(*QUICK, "--epochs=1", "--output_dir=out 中文", *flags) == 0
+        assert [line.get("update") for line in metrics_of("out 中文")] == [1, 2, 3, None]
+
+
+@pytest.mark.several
+def test_second_run_in_a_folder_exits(tmp_path, capsys):
+    process = start("train.py", *QUICK, "--epochs=100000", "--output_dir=out", cwd=tmp_path)
+    wait_for_updates("out", 3, process)
+    for flags in (("--overwrite",), ("--resume",)):
+        assert train(*QUICK, "--output_dir=out", *flags) in (1, 2)
+        assert "another run is using" in error_of(capsys) or flags == ("--resume",)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+
+
+# Disks and streams
+
+
+@pytest.mark.several
+def test_full_disk_keeps_what_is_there(tmp_path):
+    assert train(*QUICK, "--epochs=1", "--output_dir=out") == 0
+    before = state_of("out")
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    process = start("train.py", "--resume", "--output_dir=out", "--epochs=2", cwd=tmp_path, preexec_fn=limit)
+    _, err = process.communicate(timeout=100)
+    assert process.returncode == 1 and "can't be written" in err.splitlines()[-1], err
+    assert state_of("out") == before and not list(Path("out").rglob(".saving-*"))
+
+
+def test_metrics_that_cannot_be_written_are_a_warning(capsys):
+    os.makedirs("out/metrics.jsonl")
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")  # in tests a warning is an error
+        assert train(*QUICK, "--epochs=1", "--output_dir=out") == 0
+    err = capsys.readouterr().err
+    assert err.startswith("warning: metrics are no longer written to ") and err.count("\n") == 1
+
+
+@pytest.mark.several
+def test_closed_stdout_loses_no_work(tmp_path):
+    process = start("train.py", *LONG, "--output_dir=out", cwd=tmp_path)
+    for line in process.stdout:
+        if line.startswith("epoch: 1 step"):
+            break
+    process.stdout.close()
+    err = process.stderr.read()
+    process.wait(timeout=100)
+    process.stderr.close()
+    assert process.returncode in (0, 1) and "Traceback" not in err and "Exception ignored" not in err, err
+    assert train("--resume", "--output_dir=out") == 0
+    without = start(
+        "train.py", *QUICK, "--epochs=1", "--output_dir=closed", cwd=tmp_path, preexec_fn=lambda: os.close(1)
+    )
+    assert without.communicate(timeout=100)[1] == "" and without.returncode == 0
+
+
+def test_debug_adds_a_traceback(capsys):
+    assert train("--data_path=none", "--debug") == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback") and err.splitlines()[-1].startswith("error: ")
+
+
+def test_copied_program_trains_another_network(tmp_path):
+    """What the first lines of train.py say: copied, with its network and data replaced, it runs."""
+    source = (ROOT / "train.py").read_text(encoding="utf-8")
+    for old, new in {
+        "task.network()": "nn.SequentialCell(nn.Dense(20, 3))",
+        'task.data("train", args.batch_size, group), task.data("test")': "rows(1), rows(2)",
+        "    task = task_of(args)\n": "    task = task_of(args)\n"
+        "    from mindspore import nn\n"
+        "    import numpy as np\n\n"
+        "    def rows(seed):\n"
+        "        x = np.random.RandomState(seed).randn(640, 20).astype(np.float32)\n"
+        "        columns = (x, x[:, :3].argmax(1).astype(np.int32))\n"
+        '        return ms.dataset.NumpySlicesDataset(columns, ["x", "y"], shuffle=False).batch(args.batch_size)\n',
+    }.items():
+        assert old in source
+        source = source.replace(old, new)
+    Path("mine.py").write_text(source)
+    process = start(str(tmp_path / "mine.py"), "--epochs=9", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    out, err = process.communicate(timeout=100)
+    assert process.returncode == 0, err
+    assert result_of(out)["Accuracy"] > 0.8
