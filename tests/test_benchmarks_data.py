@@ -17,7 +17,6 @@ from benchmarks.runner import Session
 from cifar_files import write_cifar10
 from idx_files import fingerprints, write_mnist, zipped
 from model_zoo import create_dataset
-from programs import settings_of
 from test_benchmarks import RECORD
 from test_benchmarks import benchmark as run_benchmark
 
@@ -120,21 +119,6 @@ def test_each_cifar10_program_learns(program, tmp_path):
     folder = write_cifar10(tmp_path / "data", train=128, test=100)
     rows = list(accuracy._train(Session("cifar10", Namespace(output=tmp_path), {}), program, 1, folder, 10))
     assert rows[-1]["accuracy"] > 0.25, rows  # 10 classes
-
-
-def test_cifar10_recipe_equals_config(monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "programs")
-    import cifar10
-
-    settings = settings_of(f"--config={ROOT / 'configs' / 'cifar10_small_resnet.yaml'}", "--data_path=x")
-    assert (settings.batch_size, settings.mini_steps, settings.epochs) == (
-        cifar10.BATCH,
-        cifar10.WINDOW,
-        cifar10.EPOCHS,
-    )
-    assert (settings.momentum, settings.weight_decay) == (cifar10.MOMENTUM, cifar10.WEIGHT_DECAY)
-    for updates in (80, 5865):  # the first ends in the warm-up
-        assert settings.with_updates(16, updates).rates == pytest.approx(cifar10.rates(updates), rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["cifar10", "accuracy"])
