@@ -27,7 +27,7 @@ from .training.data import Data
 from .training.evaluation import evaluation_of
 from .training.progress import progress
 from .training.record import is_not_finite, raise_not_finite
-from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of, windows_equal_on_ranks
+from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of
 from .training.window import OpenWindow
 
 if TYPE_CHECKING:
@@ -257,8 +257,7 @@ class GradientAccumulation:
         if self._group is not None:
             arguments = arguments_equal_on_ranks(valid_dataset, metrics, eval_every, checkpointer, callbacks)
             arguments["'max_updates'"] = max_updates
-            windows = windows_equal_on_ranks(window, epochs, batches, sizes, self._tail, **now)
-            agree("train_process", self._group, {**windows, **arguments}, dict.fromkeys(arguments, SAME_ON_ALL))
+            agree("train_process", self._group, arguments, dict.fromkeys(arguments, SAME_ON_ALL))
         reports = callbacks_of("train_process", "report", progress() if report is None else report)
         plan = Plan(
             epochs=epochs,

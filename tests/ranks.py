@@ -26,9 +26,9 @@ from ms_accum import (
     Stopped,
     TrainOptim,
     ZeroOptimizer,
+    evaluate,
     total,
 )
-from ms_accum.training.evaluation import evaluate_together
 from ms_accum.training.state import RunState
 from reference import digest
 
@@ -212,7 +212,7 @@ def shards(group):
     dataset = create_dataset(batch_size=32, image_size=8, seed=5, **part)
     images = [image.asnumpy() for image, _ in dataset.create_tuple_iterator(num_epochs=1)]
     test = create_dataset(batch_size=50, usage="test", image_size=8, **part)
-    right = evaluate_together(network_of(features=64), test, group)
+    right = total(evaluate(network_of(features=64), test), group)
     sums = total([2**40 + group.rank, 0, 2**24 - 1], group)
     return {"rows": [digest([Tensor(row)]) for batch in images for row in batch], "right": right, "sums": sums}
 

@@ -343,9 +343,7 @@ CASES = {
     "driver skip_window": lambda: driver(with_nan(data_of(UNEVEN))),
     "driver loss scale": lambda: driver(of=half, loss_scale=dynamic()),
     "driver float16": lambda: driver(data_of(UNEVEN), of=half, loss_scale=1024.0),
-    "driver ema": lambda: driver(
-        ema=Ema(0.9, warm_up=2), train={"valid_dataset": data_of(UNEVEN), "metrics": {"acc"}, "eval_every": 1}
-    ),
+    "driver ema": lambda: driver(ema=Ema(0.9, warm_up=2), train={"valid_dataset": data_of(UNEVEN), "metrics": {"acc"}}),
     "driver adam": lambda: driver(by=adam),
     "driver momentum with groups": lambda: driver(by=momentum_with_groups),
     "driver adam with groups": lambda: driver(by=adam_with_groups),

@@ -20,9 +20,7 @@ from ..network.calls import call
 from ..network.compiled import Compiled, check_compile, compiled
 from ..network.restoring import training_mode
 from ..network.runtime import tune
-from ..ranks.agreement import take_from_rank_0
-from ..ranks.group import Group, broadcast_number, total
-from ..saving.checkpointer import Stopped
+from ..ranks.group import broadcast_number, total
 from .callbacks import UNKNOWN, Callbacks
 from .data import Data, restoring_generators
 from .terms import TermsOfBatches
@@ -53,66 +51,17 @@ def evaluate(network: nn.Cell, dataset: Iterable, *, compile: bool = True) -> tu
         >>> total
         360
     """
-    return evaluate_seen(network, dataset, None, compile=compile)
-
-
-def evaluate_seen(
-    network: nn.Cell, dataset: Iterable, see: Callable[..., None] | None, *, compile: bool = True
-) -> tuple[int, int]:
-    """Do what `evaluate` does; `see`, unless None, gets the images, scores and labels of each batch as arrays."""
     correct = rows = 0
     tune("evaluate", network.get_parameters())
     scores_of = compiled("evaluate", network, check_compile("evaluate", compile))
     with training_mode(network, False):
         for image, label in next(Data(dataset).epochs(1)):
-            scores, answer = scores_of(image).asnumpy(), label.asnumpy()
-            guess = np.argmax(scores, axis=1)
+            guess, answer = np.argmax(scores_of(image).asnumpy(), axis=1), label.asnumpy()
             if answer.shape != guess.shape:
                 raise ValueError(f"For 'evaluate', labels must have the shape {guess.shape}, but got {answer.shape}.")
-            if see is not None:
-                see(image.asnumpy(), scores, answer)
             correct += int(np.sum(guess == answer))
             rows += len(guess)
     return correct, rows
-
-
-class UntilStopped:
-    """The batches of a dataset, until `stop` returns true."""
-
-    def __init__(self, dataset: Iterable, stop: Callable[[], bool]):
-        self._dataset, self._stop = dataset, stop
-        self.is_cut = False
-        """bool, whether batches were left out."""
-
-    def __iter__(self) -> Iterator[tuple]:
-        for batch in next(Data(self._dataset).epochs(1)):
-            if self._stop():
-                self.is_cut = True
-                return
-            yield batch
-
-
-def evaluate_together(
-    network: nn.Cell,
-    part: Iterable,
-    group: Group | None,
-    stop: Callable[[], bool] = lambda: False,
-    see: Callable[..., None] | None = None,
-) -> list[int]:
-    """Evaluate on all ranks, each on its part of the data, with BatchNorm's statistics of rank 0, which saves them.
-
-    Raises:
-        Stopped: If `stop`, which is called before each batch, returned true on any of the ranks.
-    """
-    if group is not None:
-        take_from_rank_0([parameter for parameter in network.get_parameters() if not parameter.requires_grad], group)
-    batches = UntilStopped(part, stop)
-    correct, rows, stopped = total(
-        [*evaluate_seen(network, batches, see), batches.is_cut], group
-    )  # also if cut off: the other ranks wait
-    if stopped:
-        raise Stopped("the evaluation is not finished")
-    return [correct, rows]
 
 
 class _LossAndOutput(Compiled):

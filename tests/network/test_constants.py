@@ -18,9 +18,9 @@ from conftest import running_in
 from ms_accum import evaluate, freeze_batch_norm, replace_dropout
 from ms_accum.loss.known_losses import WithLoss
 from ms_accum.network import constants as constants_module
+from ms_accum.network.compiled import compiled
 from ms_accum.network.constants import Constants
 from ms_accum.network.restoring import training_mode
-from ms_accum.training.evaluation import evaluate_seen
 from ways import Trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:BatchNorm layers")
@@ -620,14 +620,17 @@ def test_attribute_of_methods_that_graphs_do_not_call_needs_no_other_graph():
     assert constants.graph() == 0
 
 
+def score_of(network):
+    """Return the first score of the network, run as `evaluate` runs it."""
+    return compiled("evaluate", network, True)(Tensor(np.ones((4, 3)), ms.float32)).asnumpy()[0, 0]
+
+
 def test_network_can_be_copied_after_an_evaluation():
-    network, scores = Network(), []
-    data = [(Tensor(np.ones((4, 3)), ms.float32), Tensor(np.zeros(4), ms.int32))]
-    evaluate(network, data)
+    network = Network()
+    evaluate(network, [(Tensor(np.ones((4, 3)), ms.float32), Tensor(np.zeros(4), ms.int32))])
     copied = copy.deepcopy(network)
     set_factor(copied, None)
-    for evaluated in (network, copied):
-        evaluate_seen(evaluated, data, lambda image, score, label: scores.append(score[0, 0]))
+    scores = [score_of(evaluated) for evaluated in (network, copied)]
     np.testing.assert_allclose(scores[1], scores[0] * 3, rtol=1e-6)
 
 
@@ -815,12 +818,10 @@ def test_function_of_window_sizes_may_read_what_changes(way):
 
 
 def test_evaluate_follows_a_change_and_hooks_of_the_network():
-    network = Network()
-    data = [(Tensor(np.ones((4, 3)), ms.float32), Tensor(np.zeros(4), ms.int32))]
-    scores = []
+    network, scores = Network(), []
     for change in (lambda: None, lambda: set_factor(network, None), lambda: network.register_forward_hook(times_three)):
         change()
-        evaluate_seen(network, data, lambda image, score, label: scores.append(score[0, 0]))
+        scores.append(score_of(network))
     np.testing.assert_allclose(scores, [scores[0], scores[0] * 3, scores[0] * 9], rtol=1e-6)
 
 
