@@ -94,15 +94,15 @@ def torch(data: str, seed: int) -> Iterator:
     from networks_torch import SmallResNet
     from torch.nn import functional
 
-    from model_zoo.data.batches import Batches, Order
+    from model_zoo.data.batches import Batches
     from model_zoo.data.cifar import load_cifar10
     from model_zoo.data.images import ImageRows
 
     yield {"torch": torch.__version__}
     torch.manual_seed(seed)
     train, test = (load_cifar10(Path(data), usage) for usage in ("train", "test"))
-    batches = Batches(ImageRows(train, seed), Order(len(train.labels), seed), batch_size=BATCH)
-    tested = Batches(ImageRows(test), Order(len(test.labels), None), batch_size=TEST_BATCH)
+    batches = Batches(ImageRows(train, seed), seed=seed, batch_size=BATCH)
+    tested = Batches(ImageRows(test), batch_size=TEST_BATCH)
     network = SmallResNet()
     optimizer = torch.optim.SGD(network.parameters(), LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
     by_update = iter(rates(EPOCHS * -(-len(batches) // WINDOW)))

@@ -8,7 +8,6 @@ of that iterator.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -32,89 +31,53 @@ class Rows(Protocol):
     def fingerprint(self) -> str:
         """str, a fingerprint of the data."""
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """dict, what is recorded with a model besides the number of rows, in types that JSON supports."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-    """The rows that a pass over the data visits, and their order.
-
-    Attributes:
-        rows: Number of rows of the split, over all shards.
-        seed: Seed of the permutations, or None for the rows' own order.
-        num_shards: Number of shards of the rows.
-        shard_id: The shard to take.
-    """
-
-    rows: int
-    seed: int | None
-    num_shards: int = 1
-    shard_id: int = 0
-
-    def __len__(self) -> int:
-        return len(range(self.shard_id, self.rows, self.num_shards))
-
-    def rows_of_pass(self, number: int) -> np.ndarray:
-        """Return the rows of pass `number`; all shards together contain each row exactly once."""
-        rows = np.arange(self.rows)
-        if self.seed is not None:
-            rows = np.random.default_rng([self.seed, number]).permutation(self.rows)
-        return rows[self.shard_id :: self.num_shards]
-
 
 class Batches:
     """Batches by their running numbers, the source of a `GeneratorDataset`.
 
     Args:
         data (Rows): The rows of a split.
-        order (Order): The order of the rows.
         batch_size (int): Rows per batch. Default: ``32``.
+        seed (int): The seed of the order. Default: ``None``, the rows' own order.
         repeat_size (int): Passes per epoch. Default: ``1``.
+        num_shards (int): The number of shards. Default: ``1``.
+        shard_id (int): The shard to take. Default: ``0``.
         drop_remainder (bool): Whether a last, shorter batch is left out. Default: ``False``.
     """
 
     def __init__(
         self,
         data: Rows,
-        order: Order,
         *,
         batch_size: int = 32,
+        seed: int | None = None,
         repeat_size: int = 1,
+        num_shards: int = 1,
+        shard_id: int = 0,
         drop_remainder: bool = False,
     ) -> None:
         self.data = data
         """Rows, the rows of the split."""
-        self._order, self._batch_size, self._repeat_size = order, batch_size, repeat_size
-        self._drop_remainder, self._per_pass = drop_remainder, _batches_of(order, batch_size, drop_remainder)
-        self._epoch = 0
+        self.rows = len(data)
+        """int, the number of rows of the split, over all shards."""
+        self.next_epoch = 0
+        """int, the epoch with which the next iterator begins."""
+        self._batch_size, self._seed, self._repeat_size = batch_size, seed, repeat_size
+        self._num_shards, self._shard_id, self._drop_remainder = num_shards, shard_id, drop_remainder
+        # Equal for all shards, or some would wait for others forever.
+        smallest, largest = self.rows // num_shards, -(-self.rows // num_shards)
+        self._per_pass = smallest // batch_size if drop_remainder else min(-(-largest // batch_size), smallest)
         # A permutation of 60,000 rows takes longer than a batch: the last one is kept.
-        self._pass = 0, order.rows_of_pass(0)
-
-    @property
-    def rows(self) -> int:
-        """The number of rows of the split."""
-        return self._order.rows
+        self._pass = 0, self._rows_of_pass(0)
 
     @property
     def fingerprint(self) -> str:
-        """A fingerprint of the data."""
+        """str, a fingerprint of the data."""
         return self.data.fingerprint
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The facts about the data that are recorded with a model, in types that JSON supports."""
-        return {"rows": self.rows, "data": self.fingerprint, **self.data.facts}
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch with which the next iterator begins."""
-        return self._epoch
 
     def begin_with_epoch(self, number: int) -> None:
         """Make the next iterator begin with this epoch."""
-        self._epoch = check_int("create_dataset", "epoch", number, low=0)
+        self.next_epoch = check_int("create_dataset", "epoch", number, low=0)
 
     def __len__(self) -> int:
         return self._per_pass * self._repeat_size
@@ -125,25 +88,24 @@ class Batches:
         current, rows = self._pass
         if current != pass_number:
             # A single assignment, because threads of two iterators may be here at the same time.
-            self._pass = _, rows = pass_number, self._order.rows_of_pass(pass_number)
-        return self.data.columns(rows[self._begin(batch) : self._begin(batch + 1)], pass_number)
+            self._pass = _, rows = pass_number, self._rows_of_pass(pass_number)
+        return self.data.columns(rows[self._begin(batch, len(rows)) : self._begin(batch + 1, len(rows))], pass_number)
 
-    def _begin(self, batch: int) -> int:
-        """Return the first row of a batch in a pass."""
+    def _rows_of_pass(self, number: int) -> np.ndarray:
+        """Return the rows of the shard in pass `number`; all shards together have each row exactly once."""
+        rows = np.arange(self.rows)
+        if self._seed is not None:
+            rows = np.random.default_rng([self._seed, number]).permutation(self.rows)
+        return rows[self._shard_id :: self._num_shards]
+
+    def _begin(self, batch: int, rows: int) -> int:
+        """Return the first row of a batch in a pass over the rows of the shard."""
         begin = batch * self._batch_size
         if self._drop_remainder:
             return begin
         # Each later batch gets at least one row, and the last one the rest: another shard may have one row more.
         rest = self._per_pass - batch
-        return min(begin, len(self._order) - rest) if rest else len(self._order)
-
-
-def _batches_of(order: Order, batch_size: int, drop_remainder: bool) -> int:
-    """Return the number of batches in a pass; it is equal for all shards, or some would wait for others forever."""
-    if drop_remainder:
-        return len(range(order.num_shards - 1, order.rows, order.num_shards)) // batch_size
-    largest = len(range(0, order.rows, order.num_shards))
-    return min((largest + batch_size - 1) // batch_size, order.rows // order.num_shards)
+        return min(begin, rows - rest) if rest else rows
 
 
 class Epochs:
@@ -220,8 +182,15 @@ def batched(
             f"For '{owner}', 'batch_size' must be <= {in_shard}, the number of {noun}{of}, but got "
             f"{batch_size}: a batch larger than the dataset."
         )
-    order = Order(len(data), seed, num_shards=num_shards, shard_id=shard_id)
-    source = Batches(data, order, batch_size=batch_size, repeat_size=repeat_size, drop_remainder=drop_remainder)
+    source = Batches(
+        data,
+        batch_size=batch_size,
+        seed=seed,
+        repeat_size=repeat_size,
+        num_shards=num_shards,
+        shard_id=shard_id,
+        drop_remainder=drop_remainder,
+    )
     batches = GeneratorDataset(source, columns, sampler=Epochs(source), num_parallel_workers=1)
     # For MindSpore each of our batches is one row, so get_batch_size() would return 1.
     batches.copy_batch_size(batch_size)

@@ -11,7 +11,7 @@ from .._check import check_bool, check_choice, check_int, check_path
 from .batches import batched, seed_of
 from .cifar import SIDE, load_cifar10
 from .digits import load_digits_split
-from .images import ImageRows
+from .images import ImageRows, resize
 from .mnist import load_mnist
 
 _NAME = "create_dataset"
@@ -101,7 +101,10 @@ def create_dataset(
     shuffle = is_training if shuffle is None else check_bool(_NAME, "shuffle", shuffle)
     return batched(
         _NAME,
-        ImageRows(split.resized(image_size), seed if dataset == "cifar10" and is_training else None),
+        ImageRows(
+            split._replace(images=resize(split.images, image_size)),
+            seed if dataset == "cifar10" and is_training else None,
+        ),
         ["image", "label"],
         f"{split.usage} images",
         is_training=is_training,

@@ -1,15 +1,13 @@
 """The embedded text: sentences that a small grammar makes.
 
-Each sentence is a sequence of independent choices that can be read off from it, so the entropy of the text is known:
-no model can predict it with fewer bits per character. Verbs agree with their subjects, also over a relative clause, so
-that a model must look further back than the last word.
+Verbs agree with their subjects, also over a relative clause, so that a model must look further back than the last word.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import Callable
 
 import numpy as np
 
@@ -20,61 +18,35 @@ _ADJECTIVES = ("young", "tall", "quiet", "clever", "hungry", "friendly", "tired"
 _VERBS = ("see", "hear", "like", "need", "find", "draw", "paint", "want")
 _PLACES = ("at home", "in the park", "near the lake", "on the hill", "at night", "in spring", "at school", "on Monday")
 
-
-def sentences() -> str:
-    """Return the text, a sentence in each line. It never changes, as NumPy's `RandomState` does not."""
-    return _made()[0]
-
-
-def entropy() -> float:
-    """Return the entropy of the text in bits per character: that of the choices that were made."""
-    text, bits = _made()
-    return bits / len(text)
+Choose = Callable[[Sequence[str]], str]
 
 
 @lru_cache(1)
-def _made() -> tuple[str, float]:
-    """Return the text, and the bits of its choices."""
-    choices = _Choices(iter(np.random.RandomState(0).random_sample(20 * SENTENCES).tolist()))
-    return "".join(_sentence(choices) for _ in range(SENTENCES)), choices.bits
+def sentences() -> str:
+    """Return the text, a sentence in each line. It never changes, as NumPy's `RandomState` does not."""
+    numbers = iter(np.random.RandomState(0).random_sample(20 * SENTENCES).tolist())
+
+    def choose(options: Sequence[str]) -> str:
+        return options[int(next(numbers) * len(options))]
+
+    return "".join(_sentence(choose) for _ in range(SENTENCES))
 
 
-class _Choices:
-    """Chooses, each option with the same probability, and counts the bits.
-
-    Args:
-        numbers (Iterator[float]): Random numbers from 0 to 1.
-    """
-
-    def __init__(self, numbers: Iterator[float]) -> None:
-        self._numbers = numbers
-        self.bits = 0.0
-
-    def choose(self, options: Sequence[str]) -> str:
-        """Return one of the options."""
-        self.bits += math.log2(len(options))
-        return options[int(next(self._numbers) * len(options))]
-
-    def happens(self) -> bool:
-        """Return True in one of two cases."""
-        return self.choose("yn") == "y"
-
-
-def _sentence(choices: _Choices) -> str:
+def _sentence(choose: Choose) -> str:
     """Return a sentence: a subject, perhaps with a relative clause, a verb, an object, and perhaps a place."""
-    many, subject = _noun(choices, _SUBJECTS)
-    clause = f" who {_verb(choices, many)} {_noun(choices, _OBJECTS)[1]}" if choices.happens() else ""
-    sentence = f"{subject}{clause} {_verb(choices, many)} {_noun(choices, _OBJECTS)[1]}"
-    place = f" {choices.choose(_PLACES)}" if choices.happens() else ""
+    many, subject = _noun(choose, _SUBJECTS)
+    clause = f" who {_verb(choose, many)} {_noun(choose, _OBJECTS)[1]}" if choose("yn") == "y" else ""
+    sentence = f"{subject}{clause} {_verb(choose, many)} {_noun(choose, _OBJECTS)[1]}"
+    place = f" {choose(_PLACES)}" if choose("yn") == "y" else ""
     return f"{sentence.capitalize()}{place}.\n"
 
 
-def _noun(choices: _Choices, nouns: Sequence[str]) -> tuple[bool, str]:
+def _noun(choose: Choose, nouns: Sequence[str]) -> tuple[bool, str]:
     """Return whether it is plural, and a noun with its article and perhaps an adjective."""
-    many = choices.happens()
-    adjective = f"{choices.choose(_ADJECTIVES)} " if nouns is _SUBJECTS and choices.happens() else ""
-    return many, f"{'two' if many else 'the'} {adjective}{choices.choose(nouns)}{'s' * many}"
+    many = choose("yn") == "y"
+    adjective = f"{choose(_ADJECTIVES)} " if nouns is _SUBJECTS and choose("yn") == "y" else ""
+    return many, f"{'two' if many else 'the'} {adjective}{choose(nouns)}{'s' * many}"
 
 
-def _verb(choices: _Choices, many: bool) -> str:
-    return choices.choose(_VERBS) + "s" * (not many)
+def _verb(choose: Choose, many: bool) -> str:
+    return choose(_VERBS) + "s" * (not many)

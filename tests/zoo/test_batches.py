@@ -8,7 +8,7 @@ import pytest
 
 from idx_files import rows_of, write_mnist
 from model_zoo import create_dataset
-from model_zoo.data.batches import Batches, Order
+from model_zoo.data.batches import Batches
 from model_zoo.data.images import ImageRows, Split
 
 pytestmark = pytest.mark.host
@@ -123,8 +123,8 @@ def test_all_shards_have_same_number_of_batches(batch_size, rows, shards):
     """Where one shard has a row less, and that row would be a batch: the others would wait for it forever."""
     images = np.arange(rows, dtype=np.uint8).reshape(rows, 1, 1)
     split = Split("train", images, images.ravel().astype(np.int32), 0.0, 1.0)
-    orders = [Order(rows, 1, num_shards=shards, shard_id=shard) for shard in range(shards)]
-    sources = [Batches(ImageRows(split), order, batch_size=batch_size) for order in orders]
+    options = {"batch_size": batch_size, "seed": 1, "num_shards": shards}
+    sources = [Batches(ImageRows(split), shard_id=shard, **options) for shard in range(shards)]
     assert len({len(source) for source in sources}) == 1
     labels = [[source[number][1] for number in range(len(source))] for source in sources]
     assert all(len(batch) for shard in labels for batch in shard)

@@ -22,7 +22,7 @@ GOLDEN = {
     "cifar10, test split": "4c49e861dd911fce",
     "cifar10, a shard": "bd0c9dc5d72b9117",
     "sentences": "ad90a520ff225443",
-    "sentences as bytes, test split": "6576e7c8902e92c1",
+    "sentences, test split": "3e86fd31d562fe4d",
     "texts": "e374f5e9195c0a40",
 }
 
@@ -48,7 +48,7 @@ def dataset_of(case, folder):
         "cifar10, test split": lambda: create_dataset(folder, 16, dataset="cifar10", usage="test"),
         "cifar10, a shard": lambda: create_dataset(folder, 16, dataset="cifar10", seed=5, **shard),
         "sentences": lambda: create_text_dataset(batch_size=16, seed=1),
-        "sentences as bytes, test split": lambda: create_text_dataset(context=32, level="bytes", usage="test"),
+        "sentences, test split": lambda: create_text_dataset(context=32, usage="test"),
         "texts": lambda: create_text_dataset(folder, 4, context=10, seed=2),
     }[case]()
 
