@@ -179,7 +179,7 @@ class AccumulatedTrainStep(Compiled):
             settings |= {} if terms is None else terms.facts
             equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, forward)}
             agree_and_broadcast(_OWNER, self.group, equal_on_ranks, optimizer, forward)
-        self.contains(forward, optimizer, weight, sizes.function)
+        self.contains(forward, optimizer, weight)
         self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight if terms is None else None, loss_fn)
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""

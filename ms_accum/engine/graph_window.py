@@ -385,7 +385,7 @@ class _End(Compiled):
     """Ends a window outside the user's step. A Cell, because a graph of `ms.jit` does not see weights loaded later."""
 
     def __init__(self, owner: str, window: GraphWindow):
-        super().__init__(owner, True, window.collaborators.optimizer, window.sizes.function)
+        super().__init__(owner, True, window.collaborators.optimizer)
         self.window = window
 
     def construct(self, scalars: Any) -> Any:
@@ -396,7 +396,7 @@ class _TakePart(Compiled):
     """Takes part in the other ranks' micro-batch outside the user's step."""
 
     def __init__(self, owner: str, window: GraphWindow):
-        super().__init__(owner, True, window.collaborators.optimizer, window.sizes.function)
+        super().__init__(owner, True, window.collaborators.optimizer)
         self.window = window
 
     def construct(self, scalars: Any) -> Any:

@@ -31,7 +31,7 @@ class Compiled(nn.Cell):
     Args:
         owner (str): the name used in error messages.
         compiles (bool): whether it is compiled in PyNative mode. In graph mode it always is.
-        *parts (Any): the Cells and functions of the user in it. If they change, it is compiled again.
+        *parts (Any): the Cells and functions of the user in it. If a Cell changes, it is compiled again.
     """
 
     def __init__(self, owner: str, compiles: bool, *parts: Any):
@@ -66,7 +66,7 @@ def _run(
         owner (str): the name used in error messages.
         compiles (bool): whether it is compiled in PyNative mode.
         cell (Cell): the Cell.
-        constants (Constants): what its graphs contain as constants.
+        constants (Constants): the number of its graph.
         call (Callable): calls it operator by operator.
         inputs (tuple), named (dict): its inputs.
     """
@@ -83,9 +83,7 @@ def _run(
             inputs, named = bound.args, bound.kwargs
         if not getattr(cell, "__compile_cell_hook__", False):
             cell.__compile_cell_hook__ = True  # the Cell's own hooks are in the graph
-        output = cell.compile_and_run(*inputs, **named)
-        constants.ran()
-        return output
+        return cell.compile_and_run(*inputs, **named)
     except Exception as error:
         raise_if_not_compiled(owner, error)
         raise
