@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import math
 import os
+import shutil
+import tempfile
 import weakref
 from typing import Any, Callable
 
@@ -14,7 +17,6 @@ from mindspore import Parameter, Tensor, amp, nn, ops
 from .. import _check
 from ..loss.first_micro_batch import without_logs
 from ..network.state import attached, state, unique_name
-from ..ranks.lifetime import scratch_folder
 
 _FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
 _DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)
@@ -106,7 +108,8 @@ def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
     O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
     to a temporary one, which is removed at the end of the process.
     """
-    current, temporary = os.getcwd(), scratch_folder()
+    current, temporary = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     os.chdir(temporary)
     try:
         return amp.auto_mixed_precision(network, level, dtype)

@@ -11,6 +11,7 @@ import functools
 import inspect
 import os
 import re
+import tempfile
 import textwrap
 import traceback
 from collections.abc import Collection, Iterator
@@ -25,7 +26,6 @@ from mindspore import Tensor, nn
 from .. import _check
 from ..network.compiled import in_graphs
 from ..network.restoring import can_be_restored, restoring, synchronously
-from ..ranks.lifetime import scratch
 from .additivity import has_class_numbers, part
 from .known_losses import name_and_options, not_ignored, scalar
 
@@ -332,13 +332,13 @@ def without_logs() -> Iterator[None]:
     name, stderr = "MS_OM_PATH", 2
     with ExitStack() as stack:
         with suppress(OSError):  # if stderr is closed, or temporary files are impossible: then nothing is discarded
-            folder = stack.enter_context(scratch())
-            log, duplicate = stack.enter_context(open(folder / "log", "wb")), os.dup(stderr)
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            log, duplicate = stack.enter_context(open(os.path.join(folder, "log"), "wb")), os.dup(stderr)
             stack.callback(os.close, duplicate)
             stack.callback(os.dup2, duplicate, stderr)
             os.dup2(log.fileno(), stderr)
             stack.callback(_set_variable, name, os.environ.get(name))
-            os.environ[name] = str(folder)
+            os.environ[name] = folder
         yield
 
 
