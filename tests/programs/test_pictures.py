@@ -80,6 +80,7 @@ def test_report_has_classes_matrix_and_wrong_images():
     assert "precision" in page and "<script>" not in page and "http" not in page
 
 
+@pytest.mark.slow
 def test_selftest_passes_and_writes_json(capsys):
     assert run(selftest.main, ["--json=out.json", "--device_target=CPU"]) == 0
     out, content = capsys.readouterr().out, json.loads(Path("out.json").read_text())
@@ -88,6 +89,16 @@ def test_selftest_passes_and_writes_json(capsys):
     assert set(statuses.values()) <= {"ok", "not run"} and statuses["the same in float16"] == "ok"
     assert [name for name, status in statuses.items() if status == "not run"] == ["the same in bfloat16"]
     assert out.count("resumed inside a window") == 2  # in the table and in the text for an issue
+
+
+@pytest.mark.host
+def test_selftest_prints_a_table_and_ends_with_1_if_a_check_fails(monkeypatch, capsys):
+    found = [("right", lambda: 1e-6, 1e-5), ("wrong", lambda: 1e-4, 1e-5)]
+    monkeypatch.setattr(checks, "checks_of", lambda group: found)
+    assert run(selftest.main, ["--json=out.json"]) == 1
+    out, err = capsys.readouterr()
+    assert err == "error: 1 of 2 checks failed: wrong\n" and out.count("1.0e-04") == out.count("FAILED") == 2
+    assert [check["status"] for check in json.loads(Path("out.json").read_text())["checks"]] == ["ok", "FAILED"]
 
 
 MUTANTS = {  # a fault in ms_accum, and the check that finds it

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import random
 import resource
 import signal
+import time
 import warnings
 from pathlib import Path
 
@@ -12,7 +14,13 @@ import pytest
 import safetensors.numpy
 
 from ms_accum.programs.command import SIGNALS, Interrupted, Signals
+from ms_accum.saving.training_state import open_state
 from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, start, train
+
+
+def slow(value):
+    return pytest.param(value, marks=pytest.mark.slow)
+
 
 LONG = (*QUICK, "--batch_size=32", "--epochs=4")  # 23 updates in an epoch
 
@@ -57,6 +65,7 @@ def test_text_is_trained_and_evaluated(capsys):
     assert "argument --report: is for networks that classify images" in error_of(capsys)
 
 
+@pytest.mark.slow
 def test_average_is_evaluated_and_saved(capsys):
     assert train(*QUICK, "--epochs=2", "--ema=0.5", "--amp=O2", "--lr_decay=linear", "--zero=1") == 0
     result = result_of(capsys.readouterr().out)
@@ -76,7 +85,7 @@ def wait_for_updates(folder, count, process):
 
 
 @pytest.mark.several
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT), slow(signal.SIGKILL)])
 def test_resumed_run_equals_run_without_stop(number, finished, tmp_path, capsys):
     process = start("train.py", *LONG, "--output_dir=out", "--save_every=10", cwd=tmp_path)
     wait_for_updates("out", 30, process)
@@ -93,6 +102,28 @@ def test_resumed_run_equals_run_without_stop(number, finished, tmp_path, capsys)
     assert [(line.get("update"), line.get("loss")) for line in mine] == [
         (line.get("update"), line.get("loss")) for line in expected
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.several
+def test_run_that_is_ended_again_and_again_goes_on(tmp_path):
+    """Each start resumes the one before, and is ended by a random signal at a random moment; nothing saved is lost."""
+    draw, updates, codes = random.Random(1), [0], set()
+    for _ in range(16):
+        saved = list(Path("out").glob("states/state-*"))
+        flags = (
+            ("--resume",) if saved else ("--overwrite", *QUICK, "--epochs=100000", "--save_every=2", "--eval_every=5")
+        )
+        process = start("train.py", "--output_dir=out", *flags, cwd=tmp_path)
+        number = draw.choice([signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+        time.sleep(draw.uniform(1.0, 6.0))
+        process.send_signal(number)
+        _, err = process.communicate(timeout=100)
+        codes.add(process.returncode)
+        assert process.returncode in (-number, 128 + number, 143) and err.count("\n") <= 1, err
+        assert not saved or open_state(str(max(Path("out").glob("states/state-*"))))[1]["updates"] >= updates[-1]
+        updates.append(open_state(str(max(Path("out").glob("states/state-*"))))[1]["updates"] if saved else 0)
+    assert updates[-1] > 10 and {-9, 143} <= codes
 
 
 @pytest.mark.slow
@@ -165,6 +196,7 @@ def test_folder_of_another_run_is_not_touched(finished, capsys):
     }
 
 
+@pytest.mark.slow
 def test_overwrite_replaces_a_run(capsys):
     for flags in ((), ("--overwrite",)):
         assert train(*QUICK, "--epochs=1", "--output_dir=out 中文", *flags) == 0
@@ -209,6 +241,7 @@ def test_metrics_that_cannot_be_written_are_a_warning(capsys):
     assert err.startswith("warning: metrics are no longer written to ") and err.count("\n") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.several
 def test_closed_stdout_loses_no_work(tmp_path):
     process = start("train.py", *LONG, "--output_dir=out", cwd=tmp_path)
