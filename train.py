@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
         silence()
     ms.set_seed(args.seed)
 
-    # The data: micro-batches of (image, label) or (tokens, next tokens). The network and its loss.
+    # The data: micro-batches of (image, label) or (tokens, next tokens). The network and its loss. Replace these.
     task = task_of(args)
     train, test = task.data("train", args.batch_size, group), task.data("test")
     network = mixed("train.py", task.network(), args.amp)
@@ -72,6 +72,8 @@ def main(argv: Sequence[str]) -> None:
     show("window", f"micro-batches {args.mini_steps}, rows of each {args.batch_size}, ranks {group.size}")
     show("run", f"epochs {epochs}, updates {updates:,}, {args.optimizer}, lr {args.lr:g}, in {folder.path}")
 
+    # The training state: weights, optimizer, the open window, the position in the data. A resumed run ends with the
+    # bytes of one that did not stop. After the first Ctrl-C or SIGTERM the run saves its state and stops.
     signals = Signals()
     states = Checkpointer(
         folder.states,
@@ -94,7 +96,9 @@ def main(argv: Sequence[str]) -> None:
             ckpt_path=folder.model,
             checkpointer=states,
         )
-    with averaged(model.ema):  # the average of the weights, with --ema
+
+    # The model that is evaluated and saved; with --ema it has the average of the weights.
+    with averaged(model.ema):
         result = task.evaluate(network, test)
         if group.rank == 0:
             save_model(network, folder.model)
