@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import mindspore as ms
@@ -22,7 +20,6 @@ from .. import _check
 from . import tree
 from .compiled import in_graphs
 from .parameters import as_array, digest_of, excluding
-from .restoring import CELL_ATTRIBUTES, Attributes, number_attributes, restore
 
 # Tested with the CPU wheel: these optimizers can be constructed, but fail in their first update, after a complete
 # window. Each is listed with an optimizer to use instead.
@@ -34,15 +31,9 @@ _NOT_ON_CPU = {
 }
 _NOT_IN_PYNATIVE = ("mindspore.mint.optim.sgd", "mindspore.mint.optim.adam")
 
-# Models above this size in bytes are not checked for a first update that changes nothing. Several updates are checked,
-# as the first rates may be too small.
-_LARGEST_CHECKED = 2**26
-_CHECKED_UPDATES = 3
-_TOO_SMALL = 1e-6  # relative to a weight: the precision of float32
-
 # Attributes that are no settings: the values an optimizer was made with may have changed since, and a rank's number
 # may differ.
-_NO_SETTING = {*CELL_ATTRIBUTES, "cell_type"}
+_NO_SETTING = {*vars(nn.Cell()), "cell_type"}
 _NO_SETTING_BEGINS = ("_", "init_")
 _RANK = "rank"
 _LONGEST_ARRAY = 64
@@ -196,63 +187,14 @@ def _other_rule(optimizer: Any, looked_up: Sequence[bool]) -> str:
     return f"{kind} with 'weight_decay' for the table" if decays else ""
 
 
-class FirstUpdate:
-    """Checks whether the first updates change a parameter; if not, updates would be counted but nothing trained.
-
-    Args:
-        owner (str): the name used in the warning.
-        kind (str): the optimizer's class name.
-        parameters (Sequence[Parameter]): the trained parameters.
-    """
-
-    def __init__(self, owner: str, kind: str, parameters: Sequence[Parameter]):
-        self._owner = owner
-        self._kind = kind
-        self._parameters = parameters
-        too_large = sum(parameter.nbytes for parameter in parameters) > _LARGEST_CHECKED
-        self._checks_left = 0 if too_large or not parameters else _CHECKED_UPDATES
-        self._checksums: list[int] = []
-        self._norm = 0.0
-        self._largest = 0.0
-
-    def begin(self) -> None:
-        """Record the parameters' checksums before a window that may be the first with an update."""
-        if not self._checks_left:
-            return
-        arrays = [as_array(parameter) for parameter in self._parameters]
-        self._checksums = [_checksum(array) for array in arrays]
-        self._norm = math.sqrt(sum(float(np.square(array, dtype=np.float64).sum()) for array in arrays))
-        self._largest = max(float(np.abs(array).max(initial=0.0)) for array in arrays)
-
-    def end(self, lr: float, norm: float) -> None:
-        """Warn if an update with this rate and gradient norm should have changed a parameter but did not."""
-        if not self._checks_left or not self._checksums:
-            return
-        self._checks_left -= 1
-        checksums = (_checksum(as_array(parameter)) for parameter in self._parameters)
-        if any(new != old for new, old in zip(checksums, self._checksums)):
-            self._checks_left = 0
-        elif lr * norm > _TOO_SMALL * self._norm and lr > _TOO_SMALL * self._largest:
-            self._checks_left = 0
-            _check.warn(
-                f"For '{self._owner}', '{self._kind}' changed no parameter in an update with learning rate {lr:g} and "
-                f"a gradient of norm {norm:g}. If this is not intended, MindSpore does not run it here: use another "
-                "optimizer, or another mode."
-            )
-
-
-def _checksum(array: np.ndarray) -> int:
-    return zlib.crc32(array.tobytes())
-
-
 # The learning rate
 
 
 class LearningRate:
-    """Returns the learning rate of the next update (of the first group); NaN if the optimizer computes it itself.
+    """Returns the learning rate of the next update (of the first parameter); NaN if it is known only to the optimizer.
 
-    Reading changes nothing: a `get_lr` or a schedule that the user wrote may count its calls, or advance `global_step`,
-    as MindSpore's own did up to 2.1. What it changes in the optimizer is restored.
+    Reading changes nothing. So it does not run a `get_lr` of the user's, which may count its calls or advance
+    `global_step`, as those of MindCV do, nor a schedule of the user's that has Parameters.
 
     Args:
         optimizer (Optimizer): the optimizer.
@@ -261,20 +203,18 @@ class LearningRate:
     def __init__(self, optimizer: Any):
         inner = inner_of(optimizer)
         self._optimizer = inner.opt if isinstance(inner, nn.LARS) else inner
-        self._sets_its_own = isinstance(inner, nn.AdaFactor) and inner.relative_step
-        self._first = _first_of_first_group(self._optimizer)
-        self._counters = _counters_of(self._optimizer)
+        self._is_known = not _may_change(getattr(self._optimizer, "learning_rate", None))
+        if isinstance(inner, nn.AdaFactor) and inner.relative_step:
+            self._is_known = False
 
     def __call__(self) -> float:
         """Return the learning rate."""
-        if self._sets_its_own:
+        if not self._is_known:
             return math.nan
         if getattr(self._optimizer, "param_groups", None):
             return _number(self._of_first_group())
-        with nullcontext() if _computes_without_effects(self._optimizer) else self._restoring():
-            rate = self._optimizer.get_lr()
-            # Read inside the block: the Parameter that was returned may be restored.
-            return _number(rate[self._first] if isinstance(rate, (tuple, list)) else rate)
+        rate = nn.Optimizer.get_lr(self._optimizer)
+        return _number(rate[0] if isinstance(rate, (tuple, list)) else rate)
 
     def _of_first_group(self) -> Any:
         """Return the rate that the optimizer uses for its first group."""
@@ -283,17 +223,11 @@ class LearningRate:
             rate = self._optimizer.lrs[0]
         return rate
 
-    @contextmanager
-    def _restoring(self) -> Iterator[None]:
-        """Restore the counters, and the attributes of the optimizer and its schedules, after the block."""
-        copies = [(parameter, as_array(parameter).copy()) for parameter in self._counters]
-        attributes = [Attributes(self._optimizer, object), *number_attributes([self._optimizer])]
-        try:
-            yield
-        finally:
-            restore(copies)
-            for attribute in attributes:
-                attribute.restore()
+
+def _may_change(schedule: Any) -> bool:
+    """Return whether a schedule, or one of several, is the user's and has Parameters, which it may change."""
+    cells = [cell for _, cell in schedule.cells_and_names()] if isinstance(schedule, nn.Cell) else []
+    return any(cell._params and not type(cell).__module__.startswith("mindspore.") for cell in cells)
 
 
 def _number(rate: Any) -> float:
@@ -303,34 +237,6 @@ def _number(rate: Any) -> float:
 def _rate_of_group(group: Mapping[str, Any]) -> Any:
     """Return the rate of a parameter group of `experimental.optim` or `mint.optim`: a Parameter or a number."""
     return group.get("lr_float", group.get("lr"))  # `mint.optim.SGD` has both, and uses the first
-
-
-def _first_of_first_group(optimizer: Any) -> int:
-    """Return the index of the first group's first parameter: `order_params` may have moved it.
-
-    Not all optimizers keep their groups (`nn.AdamWeightDecay` does not): then it is that of the first parameter.
-    """
-    if not getattr(optimizer, "is_group_params_ordered", False):
-        return 0
-    groups = getattr(optimizer, "init_params", {}).get("params", ())
-    grouped = [parameter for group in groups if "params" in group for parameter in group["params"]]
-    indices = (index for index, parameter in enumerate(optimizer.parameters) if grouped and parameter is grouped[0])
-    return next(indices, 0)
-
-
-def _computes_without_effects(optimizer: Any) -> bool:
-    """Return whether MindSpore's own code computes the rate, which changes nothing and so needs no copies."""
-    schedule = getattr(optimizer, "learning_rate", None)
-    cells = [cell for _, cell in schedule.cells_and_names()] if isinstance(schedule, nn.Cell) else []
-    modules = [getattr(optimizer.get_lr, "__module__", ""), *(type(cell).__module__ for cell in cells)]
-    return all(module.partition(".")[0] == "mindspore" for module in modules)
-
-
-def _counters_of(optimizer: Any) -> list[Parameter]:
-    """Return the optimizer's Parameters that are neither trained nor as large as trained ones, such as moments."""
-    endings = tuple(f".{parameter.name}" for parameter in optimizer.parameters)
-    untrained = excluding(optimizer.get_parameters(), optimizer.parameters)
-    return [parameter for parameter in untrained if not parameter.name.endswith(endings)]
 
 
 def rates_of(optimizer: Any) -> dict[str, str]:

@@ -25,7 +25,7 @@ from ..loss.objective import Objective
 from ..network.branch import branch
 from ..network.calls import call
 from ..network.compiled import Compiled
-from ..network.optimizers import FirstUpdate, LearningRate, is_sharded, kind_of, warn_if_no_gradient
+from ..network.optimizers import LearningRate, is_sharded, warn_if_no_gradient
 from ..network.out_of_memory import memory_advice
 from ..network.parameters import has_half
 from ..network.state import unique_name
@@ -111,7 +111,6 @@ class OpenWindow:
         self._losses = WindowLoss(objective.summing, leaves_out) if terms is None else TermLosses(terms, leaves_out)
         self._overflows = 0
         self._rows = 1
-        self._first_update = FirstUpdate("train_process", kind_of(self.optimizer), collaborators.parameters)
         self._coupled = isinstance(objective.forward, LossOfBatch)
         self.collects = self._coupled or objective.terms is not None
         """bool, whether a window is run when it is complete, so that a state inside it is that of its beginning."""
@@ -164,8 +163,6 @@ class OpenWindow:
             ends (bool): whether `end` follows, so that the update may be a part of the same graph. Default: ``False``.
         """
         self.objective.check_micro_batch(micro_batch, self.size == 1, self.optimizer.parameters)
-        if not self.micro_batches:
-            self._first_update.begin()
         weight: Any = self._weight.of(micro_batch)
         self._rows = micro_batch[0].shape[0]
         closing = None
@@ -200,7 +197,6 @@ class OpenWindow:
         self.updates += self.updated
         self.skipped += not self.updated
         if self.updated:
-            self._first_update.end(lr, grad_norm)
             if self.updates == 1 and samples:
                 warn_if_no_gradient("train_process", grad_norm)
             if self.scheduler is not None:
