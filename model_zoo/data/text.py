@@ -123,7 +123,7 @@ def create_text_dataset(
 
     Args:
         data_path (str): A text file in UTF-8, or a folder whose files ``*.txt``, also in its folders, are documents in
-            the order of their paths. Default: ``None``, sentences that a small grammar makes.
+            the order of their paths, without hidden ones. Default: ``None``, sentences that a small grammar makes.
         batch_size (int): The number of rows in a batch. Default: ``32``.
         usage (str): ``"train"`` or ``"test"``. Default: ``"train"``.
         context (int): The number of tokens in a row. Default: ``64``.
@@ -194,11 +194,15 @@ def _split(path: Path | None, is_training: bool, context: int, characters: str |
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the file, or the text files of a folder in the order of their paths."""
+    """Return the file, or the text files of a folder in the order of their paths, without hidden ones.
+
+    Editors and systems leave copies there: ``.ipynb_checkpoints``, ``._book.txt``.
+    """
     if path.is_file():
         return [path]
     walk = os.walk(path, onerror=_raise)  # not silently without what can't be read
-    files = sorted(Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".txt"))
+    paths = [Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".txt")]
+    files = sorted(file for file in paths if not any(part[0] == "." for part in file.relative_to(path).parts))
     if not files:
         raise FileNotFoundError(f"'{path}' has no .txt file.")
     return files

@@ -56,6 +56,18 @@ def test_documents_of_a_folder_do_not_run_into_each_other(tmp_path):
     assert text_of(dataset, tokens[7][:3]) == "the"
 
 
+def test_hidden_files_are_not_trained_on(tmp_path):
+    """Copies that an editor or a system has left, in a folder that itself may be hidden."""
+    folder = tmp_path / ".texts"
+    (folder / ".checkpoints").mkdir(parents=True)
+    (folder / "part").mkdir()
+    for name in (".hidden.txt", ".checkpoints/copy.txt", "._book.txt"):
+        (folder / name).write_text("XYZ" * 9)
+    (folder / "part" / "book.txt").write_text("mine, and nothing else\n")
+    characters = create_text_dataset(folder, 1, context=4).source.data.vocabulary.characters
+    assert set(characters) == set("mine, and nothing else\n")
+
+
 def test_order_follows_seed_and_epoch(file):
     first, second, other = (create_text_dataset(file, 3, context=4, seed=seed) for seed in (1, 1, 2))
     epochs = [columns(first)[0] for _ in range(2)]
