@@ -223,7 +223,7 @@ class GradientAccumulation:
 
         Args: Saving
             ckpt_path (Optional[str]): where to save the model; an existing file is replaced. ``None``: do not save.
-                Default: the tutorial's name; an existing file is kept as ``gradient_accumulation.previous.ckpt``.
+                Default: the tutorial's name, ``gradient_accumulation.ckpt``.
             checkpointer (Optional[Checkpointer]): saves training states, and resumes a run. A run that
                 ``nonfinite="raise"`` ended resumes after the window that was not finite; with a `ZeroOptimizer` on
                 several ranks, from the last state saved before. Default: ``None``.
@@ -252,8 +252,8 @@ class GradientAccumulation:
         in_step = window.collaborators.summing.of_micro_batch is not None
         check_together("train_process", self._group, updates, splits_in_step=in_step and sizes is None)
         window.check_saved(self._tail if checkpointer else "")
-        check_path("train_process", ckpt_path, self._network)
-        saved_at = None if ckpt_path is None else absolute(ckpt_path)  # a callback may change the working directory
+        if ckpt_path is not None:
+            check_path("train_process", ckpt_path, self._network)
         if self._group is not None:
             arguments = arguments_equal_on_ranks(valid_dataset, metrics, eval_every, checkpointer, callbacks)
             arguments["'max_updates'"] = max_updates
@@ -273,8 +273,7 @@ class GradientAccumulation:
             callbacks=callbacks_of("train_process", "callbacks", callbacks),
             states=checkpointer,
             evaluate=evaluation_of(window, valid_dataset, metrics, eval_every),
-            ckpt_path=ckpt_path,
-            saved_at=saved_at,
+            ckpt_path=None if ckpt_path is None else absolute(ckpt_path),
         )
         Run(self._network, window, plan).train()
 

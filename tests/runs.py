@@ -79,6 +79,11 @@ def even():
     return numbers([8] * 7)
 
 
+def names(folder):
+    """Return the names of the states in a folder, and of whatever else is there."""
+    return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
+
+
 def stop_after(micro_batches):
     """Return a function that requests a stop after this number of micro-batches."""
     count = itertools.count(1)

@@ -19,7 +19,7 @@ from mindspore import nn
 from ms_accum import Checkpointer
 from ms_accum.saving import training_state
 from ms_accum.saving.files import remove_leftovers
-from ms_accum.saving.model_file import CheckpointError, load_parameters, save_model
+from ms_accum.saving.model_file import CheckpointError, load_model, save_model
 from ms_accum.training.data import Position
 
 SIZE = 500
@@ -46,7 +46,7 @@ def save_for_ever(folder, network):
 def faults(folder):
     """Return what of the two can't be loaded, and how much a killed save left."""
     bad = []
-    for load in (lambda: load_parameters(folder / "model.ckpt"), lambda: newest(folder)):
+    for load in (lambda: load_model(nn.Dense(SIZE, SIZE), folder / "model.ckpt"), lambda: newest(folder)):
         try:
             load()
         except CheckpointError as error:

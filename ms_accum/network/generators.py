@@ -31,7 +31,9 @@ def random_state() -> dict[str, Any]:
 
 def set_random_state(state: dict[str, Any]) -> None:
     """Restore a state that `random_state` returned."""
-    _set_python_and_numpy(random, np.random, state)
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(tuple(state["numpy"]))
     ms.set_rng_state(Tensor(np.array(state["mindspore"], np.uint8)))
 
 
@@ -68,19 +70,3 @@ def random_layers(network: nn.Cell) -> list[str]:
     """Return the names of the network's layers whose random state can't be read from MindSpore."""
     cells = network.cells_and_names()
     return [name for name, cell in cells if type(cell).__name__ in _RANDOM_LAYERS and cell.p != 0]
-
-
-def is_random_state(state: Any) -> bool:
-    """Return whether the generators accept this state."""
-    try:
-        _set_python_and_numpy(random.Random(), np.random.RandomState(), state)
-        np.frombuffer(bytes([*state["mindspore"]]), np.uint64).reshape(2)
-        return 0 <= state["numpy"][2] <= len(state["numpy"][1])  # otherwise NumPy reads out of bounds
-    except (TypeError, ValueError, KeyError, IndexError, OverflowError):
-        return False
-
-
-def _set_python_and_numpy(python: Any, numpy: Any, state: dict[str, Any]) -> None:
-    version, numbers, gauss = state["python"]
-    python.setstate((version, tuple(numbers), gauss))
-    numpy.set_state(tuple(state["numpy"]))

@@ -139,7 +139,7 @@ def _claim(args: argparse.Namespace, folder: str) -> FileLock:
     """Lock a folder until the process ends, however it ends, and write the flags into it."""
     from filelock import FileLock, Timeout
 
-    from ..saving.files import write_bytes
+    from ..saving.files import remove_leftovers, write_bytes
 
     if args.ckpt_path is not None and os.path.exists(args.ckpt_path) and not (args.resume or args.overwrite):
         remedy = "give another name, or --overwrite to replace it"
@@ -150,6 +150,7 @@ def _claim(args: argparse.Namespace, folder: str) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise RuntimeError(f"another run is using the folder '{folder}'; give another --output_dir") from error
+    remove_leftovers(folder)
     if not args.resume:
         files = _files(folder)
         if files and not args.overwrite:

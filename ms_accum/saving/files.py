@@ -1,29 +1,23 @@
-"""Write files completely or not at all, and nothing outside of a run's folder."""
+"""Write files completely or not at all."""
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
 import shutil
 import stat
 import tempfile
-import time
-from functools import partial
 from pathlib import Path
 from typing import Callable
 
 _STAGING = ".saving-"
+# Windows can't open a folder, and some file systems can't flush one. The file in it is complete all the same.
+_FOLDER_CAN_NOT_BE_FLUSHED = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP}
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
     """Return a path that still names the same file if the program changes its working directory."""
     return os.path.abspath(os.path.expanduser(os.fspath(path)))
-
-
-def as_given(path: str, user_path: str | os.PathLike[str]) -> str:
-    """Return the path that the user gave for `path`, as long as it names the same file; else `path` itself."""
-    user_path = os.path.expanduser(os.fspath(user_path))
-    return user_path if absolute(user_path) == path else path
 
 
 def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], None]) -> None:
@@ -52,7 +46,7 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
             os.chmod(new, _mode_of_new_files(staging))  # files that MindSpore writes are read-only
             _flush(new, os.O_RDWR)
             os.replace(new, name)
-        _flush(folder, os.O_RDONLY)
+        _flush_folder(folder)
     except Exception as error:  # libraries raise their own errors for a full disk
         raise OSError(f"'{name}' ({size:,} bytes) can't be written: {error}") from error
 
@@ -70,37 +64,10 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     write_whole(path, len(content), write)
 
 
-def check_inside(folder: str | os.PathLike[str], *paths: str | os.PathLike[str]) -> None:
-    """Raise an error for a path in a folder that is a link out of it, or below one. The folder itself may be a link.
-
-    Somebody else may have made the run's folder: the targets of its links would be replaced, truncated or removed.
-
-    Raises:
-        OSError: If there is such a link, also if it leads to nothing.
-    """
-    root = os.path.realpath(folder)
-    for path in paths:
-        target = os.path.realpath(path)
-        if os.path.commonpath([root, target]) != root:
-            raise OSError(f"'{path}' can't be written: it leads to '{target}', out of its folder. Remove the link.")
-
-
-def break_hard_link(path: str | os.PathLike[str]) -> None:
-    """Replace a file that has a second name by a copy, so that a change in place does not change the other one.
-
-    Raises:
-        OSError: If it can't be written; it is unchanged.
-    """
-    if os.path.isfile(path) and os.stat(path).st_nlink > 1:
-        write_whole(path, os.path.getsize(path), partial(shutil.copyfile, path))
-
-
-def remove_leftovers(folder: str | os.PathLike[str], age: float = 0.0) -> None:
-    """Remove temporary folders of killed processes. Those younger than `age` seconds may be in use, and are kept."""
+def remove_leftovers(folder: str | os.PathLike[str]) -> None:
+    """Remove the temporary folders of killed processes, in a folder that no other process is using."""
     for staging in Path(folder).glob(f"{_STAGING}*"):
-        with contextlib.suppress(OSError):
-            if time.time() - staging.stat().st_mtime >= age:
-                shutil.rmtree(staging)
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _mode_of_new_files(folder: str) -> int:
@@ -110,11 +77,19 @@ def _mode_of_new_files(folder: str) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
+def _flush_folder(folder: str) -> None:
+    """Wait until the names in a folder are on the disk, where that is possible."""
+    try:
+        _flush(folder, os.O_RDONLY)
+    except OSError as error:
+        if error.errno not in _FOLDER_CAN_NOT_BE_FLUSHED:
+            raise
+
+
 def _flush(path: str, mode: int) -> None:
     """Wait until a file, or a folder's directory entry, is on the disk."""
-    with contextlib.suppress(PermissionError):  # Windows can't open folders
-        descriptor = os.open(path, mode)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+    descriptor = os.open(path, mode)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -21,7 +21,7 @@ from ..network.restoring import start_training
 from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
 from ..ranks.group import gather, is_first, total
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
-from ..saving.model_file import save_trained
+from ..saving.model_file import save_model
 from ..saving.training_state import TrainingState
 from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, may_change_parameters, warn_about_counters
 from .data import Data, Position
@@ -62,9 +62,7 @@ class Plan:
     """Saves the training states."""
     evaluate: Evaluation | None
     ckpt_path: str | None
-    """Where the model is saved, as given."""
-    saved_at: Any
-    """The same as an absolute path."""
+    """Where the model is saved: an absolute path, as a callback may change the working directory."""
 
 
 class Run:
@@ -97,7 +95,7 @@ class Run:
             self._begin(closing)
             self._train_epochs()
             if plan.ckpt_path is not None and is_first(self._group):  # before the larger state: the disk may get full
-                save_trained(self._network, plan.ckpt_path, plan.saved_at)
+                save_model(self._network, plan.ckpt_path)
 
     def _open(self) -> None:
         """Prepare the window and the network."""

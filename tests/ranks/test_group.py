@@ -237,7 +237,7 @@ def test_open_window_of_one_process_is_rejected_by_ranks(tmp_path):
     with pytest.raises(Exception, match="state-00000001"):
         run.train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
     state = RunState(run.model._network, run.model._window)
-    saved, parameters = StateFolder("test", tmp_path).newest(), state.parameters()
+    saved, parameters = StateFolder(tmp_path).newest(), state.parameters()
     run.model._window.group = Group(0, 2)
     with pytest.raises(
         CheckpointError,

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from hosts import two_hosts, why_no_hosts
-from ms_accum.saving.training_state import open_state
+from ms_accum.saving.training_state import read
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -143,7 +143,7 @@ def test_launchers_stop_together_resume_and_end_without_each_other(hosts, start,
     jobs[1].send_signal(signal.SIGTERM)
     assert [job.wait(timeout=60) for job in jobs] == [143, 143], output(tmp_path, 0)
     (state,) = (tmp_path / "out" / "states").glob("*.safetensors")
-    updates = open_state(str(state))[1]["updates"]
+    updates = read(str(state)).facts["updates"]
     jobs = start(by_launcher, *TRAIN, "--resume")
     wait_for_line(jobs, tmp_path, "epoch: ")
     assert f": {updates} updates" in output(tmp_path, 0)
@@ -157,4 +157,4 @@ def test_job_ends_if_the_machine_of_the_scheduler_is_killed(hosts, start, tmp_pa
     hosts[0].kill()
     check_end_of(jobs[1], 1, tmp_path)
     newest = max((tmp_path / "out" / "states").glob("*.safetensors"))
-    assert open_state(str(newest))[1]["updates"] >= 1
+    assert read(str(newest)).facts["updates"] >= 1
