@@ -27,20 +27,19 @@ from . import _check
 
 # Options of msrun that are passed on.
 _OF_MSRUN = {
-    "worker_num": "number of ranks on all machines",
-    "node_rank": "number of this machine, from 0",
-    "master_addr": "address of machine 0, which the others must reach",
-    "master_port": "port of machine 0",
-    "cluster_time_out": "seconds in which all ranks must have started",
-    **dict.fromkeys(("bind_core", "bind_numa", "rank_table_file"), "see msrun --help"),
+    "worker_num": (int, "number of ranks on all machines"),
+    "node_rank": (int, "number of this machine, from 0"),
+    "master_addr": (str, "address of machine 0, which the others must reach"),
+    "master_port": (int, "port of machine 0"),
+    "cluster_time_out": (int, "seconds in which all ranks must have started"),
+    **dict.fromkeys(("bind_core", "bind_numa", "rank_table_file"), (str, "see msrun --help")),
 }
 _CHECK_SECONDS = 0.1
 # After a rank has failed the others get SIGTERM, and have this long to end.
 _GRACE_SECONDS = 10.0
 # A repeated signal counts as one: `timeout` sends it to its command and to the command's group.
 _REPEAT_SECONDS = 1.0
-# The exit codes of ranks that SIGTERM ended: of our programs, which save their state, and of others.
-_STOPPED = (128 + signal.SIGTERM, -signal.SIGTERM)
+_TERMINATED = 128 + signal.SIGTERM  # the exit code of our programs after SIGTERM, and of those that it ended
 # What msrun starts in each process: this becomes the program, run by the launcher's interpreter. It ends with the
 # launcher, and has a session of its own, so that Ctrl-C in a terminal reaches only the launcher. The scheduler does not
 # run the program, which would write its files a second time.
@@ -75,13 +74,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--log_dir", metavar="DIR", help="folder for the logs (default: a new one in logs/)")
     parser.add_argument("-m", dest="module", action="store_true", help="run the program as a module")
     group = parser.add_argument_group("options of msrun, mostly for several machines")
-    for option, text in _OF_MSRUN.items():
-        group.add_argument(f"--{option}", metavar="X", help=text)
+    for option, (kind, text) in _OF_MSRUN.items():
+        group.add_argument(f"--{option}", type=kind, metavar="X", help=text)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="script.py [its flags]", help="the program")
     args = parser.parse_args(argv)
     if args.nproc < 1:
         parser.error(f"argument --nproc: must be an int >= 1, but got {args.nproc}")
-    if args.worker_num not in (None, str(args.nproc)):
+    if args.worker_num not in (None, args.nproc):
         for name in ("node_rank", "master_addr"):
             if getattr(args, name) is None:
                 parser.error(f"argument --{name}: must be given on several machines")
@@ -131,21 +130,20 @@ class Job:
         return os.path.join(self.logs, f"{name.replace('rank ', 'worker_').replace('the ', '')}.log")
 
     def code(self, name: str) -> int | None:
-        """Return the exit code of a process, negative if a signal ended it; None while it runs.
+        """Return the exit code of a process as a shell does; None while it runs.
 
         It is not reaped here: until `end` its number, and that of its group, can't become another process's.
         """
         ended = os.waitid(os.P_PID, self.processes[name].pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return ended.si_status if ended.si_code == os.CLD_EXITED else 128 + ended.si_status
 
     def failed(self, *, stopping: bool) -> str | None:
         """Return a process that failed. When the job is stopping, to end by SIGTERM is no failure."""
-        for name in self.ranks if stopping else self.processes:
-            if self.code(name) not in (None, 0, *(_STOPPED if stopping else ())):
-                return name
-        return None
+        expected = (None, 0, _TERMINATED) if stopping else (None, 0)
+        names = self.ranks if stopping else self.processes
+        return next((name for name in names if self.code(name) not in expected), None)
 
     def terminate(self) -> None:
         """Send SIGTERM to the ranks, which end the processes that they started.
@@ -178,10 +176,11 @@ def _new_folder() -> str:
 def _wait(job: Job, received: list[int]) -> int:
     """Wait until all ranks have ended, and return the exit code of the job: that of the first rank that failed."""
     awaited = job.processes if job.on_several_machines else job.ranks  # ranks elsewhere may still need the scheduler
-    stop, stopped_at, deadline, failed = 0, 0.0, math.inf, None
+    stop, stopped_at, deadline, failed, runs = 0, 0.0, math.inf, None, True
     with open(job.log("rank 0") if "rank 0" in job.ranks else os.devnull, "rb") as output:
-        while any(job.code(name) is None for name in awaited) and time.monotonic() < deadline:
+        while runs and time.monotonic() < deadline:
             time.sleep(_CHECK_SECONDS)
+            runs = any(job.code(name) is None for name in awaited)
             _show(output)
             if received:
                 number, now = received.pop(0), time.monotonic()
@@ -198,13 +197,8 @@ def _wait(job: Job, received: list[int]) -> int:
                     job.terminate()
         _show(output, to_end=True)
     if failed is not None:
-        return _shell_code(failed, job)
+        return job.code(failed) or 1
     return 128 + stop if any(job.code(name) != 0 for name in job.ranks) else 0
-
-
-def _shell_code(name: str, job: Job) -> int:
-    code = job.code(name) or 0
-    return code if code >= 0 else 128 - code
 
 
 def _lines(output: BinaryIO) -> list[bytes]:
@@ -225,7 +219,7 @@ def _end_of(name: str, job: Job) -> str:
     with open(job.log(name), "rb") as output:
         lines = [line for line in _lines(output) if line.strip()] if name != "rank 0" else []
     reason = f": {_check.one_line(lines[-1].decode(errors='replace').strip())}" if lines else ""
-    return f"{name} ended with exit code {_shell_code(name, job)}{reason}; its log is {job.log(name)}"
+    return f"{name} ended with exit code {job.code(name)}{reason}; its log is {job.log(name)}"
 
 
 def _write(stream: TextIO, text: bytes) -> None:

@@ -105,6 +105,12 @@ def test_failed_rank_is_named_and_ends_the_others(tmp_path):
     assert gone(pid)
 
 
+def test_error_of_all_ranks_at_once(tmp_path):
+    job = start(tmp_path, "print('error: no data'); sys.exit(3)", "--nproc=1")
+    error = "error: rank 0 ended with exit code 3; its log is log/worker_0.log"
+    assert end(job) == (3, ["1 ranks, logs in log", "error: no data"], [error])
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signal_stops_all_ranks_once_and_they_may_save(tmp_path, number, code):
     """Sent twice to the whole group, as `timeout` does. Rank 0 saves when rank 1 has ended."""
@@ -173,6 +179,7 @@ def test_rank_that_waits_for_its_scheduler_is_interrupted(tmp_path):
     [
         (["--nproc=0", "program.py"], "argument --nproc: must be an int >= 1, but got 0"),
         (["--np=2", "program.py"], "unrecognized arguments: --np=2"),
+        (["--master_port=x", "program.py"], "argument --master_port: invalid int value: 'x'"),
         (["nowhere.py"], "argument script.py: 'nowhere.py' is not a file"),
         (
             ["--worker_num=4", "program.py"],

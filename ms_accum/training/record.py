@@ -26,7 +26,7 @@ class UpdateRecord(NamedTuple):
     loss: float
     """The mean loss of the window: the sum of weight times loss, divided by the sum of weights."""
     lr: float
-    """The learning rate of this update (of the first parameter group)."""
+    """The learning rate of this update (of the first parameter); NaN if only the optimizer knows it."""
     grad_norm: float
     """The norm of the window's gradient, before clipping."""
     samples: int
