@@ -25,9 +25,9 @@ def main(argv: Sequence[str]) -> None:
     from ms_accum import Checkpointer, Ema, GradientAccumulation, ZeroOptimizer, own_group
     from ms_accum.engine.ema import averaged
     from ms_accum.engine.loss_scale import mixed
+    from ms_accum.programs.callbacks import Beginning, MetricsFile
     from ms_accum.programs.command import Signals, show, silence, use_device
     from ms_accum.programs.folder import open_folder
-    from ms_accum.programs.metrics import MetricsFile, Resumed
     from ms_accum.programs.schedule import learning_rate, length_of
     from ms_accum.programs.tasks import download, facts_of, task_of, write_record
     from ms_accum.saving.model_file import save_model
@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
             train,
             args.mini_steps,  # one update for so many micro-batches
             max_updates=args.max_updates,
-            callbacks=[Resumed(states), MetricsFile(folder.metrics)],
+            callbacks=[Beginning(states, folder, args.saved), MetricsFile(folder.metrics, writes=folder.writes)],
             valid_dataset=test,
             metrics=task.metrics,
             eval_every=args.eval_every,
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
     # The model that is evaluated and saved; with --ema it has the average of the weights.
     with averaged(model.ema):
         result = task.evaluate(network, test)
-        if group.rank == 0:
+        if folder.writes:
             save_model(network, folder.model)
             write_record(folder.model, task.record)
     show("model file", folder.model)

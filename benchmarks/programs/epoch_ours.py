@@ -11,7 +11,7 @@ from ours import driver, tuned
 from protocol import flags_of, serve, timed
 
 from model_zoo import MODELS, create_dataset
-from ms_accum.programs.metrics import MetricsFile
+from ms_accum.programs.callbacks import MetricsFile
 from ms_accum.training.progress import progress
 
 BATCH = 32

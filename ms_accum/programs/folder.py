@@ -37,6 +37,11 @@ class Folder(NamedTuple):
     lock: FileLock | None
     """Optional[FileLock], of the process that writes there."""
 
+    @property
+    def writes(self) -> bool:
+        """bool, whether this process writes there."""
+        return self.lock is not None
+
 
 def open_folder(args: argparse.Namespace, group: Group) -> Folder:
     """Return the folder of the run that these flags begin or resume. Rank 0 creates it, and all ranks get its path.
@@ -114,6 +119,13 @@ def read_config(folder: str) -> Mapping[str, Any]:
     return config
 
 
+def write_config(folder: str, flags: Mapping[str, Any]) -> None:
+    """Write the flags of a run into its folder."""
+    from ..saving.files import write_bytes
+
+    write_bytes(os.path.join(folder, CONFIG), json.dumps(flags, indent=1).encode() + b"\n")
+
+
 def _new_run() -> int:
     """Create the folder of a new run, and return its number."""
     os.makedirs(RUNS, exist_ok=True)
@@ -136,10 +148,10 @@ def _runs() -> list[int]:
 
 
 def _claim(args: argparse.Namespace, folder: str) -> FileLock:
-    """Lock a folder until the process ends, however it ends, and write the flags into it."""
+    """Lock a folder until the process ends, however it ends, and remove what --overwrite replaces."""
     from filelock import FileLock, Timeout
 
-    from ..saving.files import remove_leftovers, write_bytes
+    from ..saving.files import remove_leftovers
 
     if args.ckpt_path is not None and os.path.exists(args.ckpt_path) and not (args.resume or args.overwrite):
         remedy = "give another name, or --overwrite to replace it"
@@ -158,7 +170,6 @@ def _claim(args: argparse.Namespace, folder: str) -> FileLock:
             raise FlagError(f"argument --output_dir: '{folder}' holds another run; {remedy}")
         for path in files:
             path.unlink()
-    write_bytes(os.path.join(folder, CONFIG), json.dumps(args.saved, indent=1).encode() + b"\n")
     return lock
 
 

@@ -14,7 +14,7 @@ from helpers import Recorder, Slope, batches, cross_entropy, micro_batch, slope_
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation, Stopped
 from ms_accum.engine import nonfinite
 from ms_accum.network import tree
-from ms_accum.programs.metrics import MetricsFile
+from ms_accum.programs.callbacks import MetricsFile
 from reference import miss
 from runs import stop_after
 from test_model_step import dataset

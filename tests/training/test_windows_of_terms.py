@@ -15,7 +15,7 @@ import several_terms as terms
 from helpers import Recorder, run
 from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped
 from ms_accum.loss.terms import summed
-from ms_accum.programs.metrics import MetricsFile
+from ms_accum.programs.callbacks import MetricsFile
 from ms_accum.training import terms as module
 from ms_accum.training.progress import Lines
 from reference import digest

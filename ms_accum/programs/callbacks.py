@@ -1,4 +1,4 @@
-"""Callbacks of `train.py`: the metrics of a run, and from which state it resumes."""
+"""The callbacks of `train.py`: what is printed and written when a run begins, and its metrics."""
 
 from __future__ import annotations
 
@@ -13,21 +13,26 @@ from mindspore.train import Callback, RunContext
 from .. import _check
 from ..saving.checkpointer import Checkpointer
 from .command import show
+from .folder import Folder, write_config
 
 
-class Resumed(Callback):
-    """Print from which training state a run resumes.
+class Beginning(Callback):
+    """Print from which state a run resumes, and write its flags into its folder: now that the state is accepted.
 
     Args:
         states (Checkpointer): the states of the run.
+        folder (Folder): its folder.
+        flags (Mapping): its flags, for the next `--resume`.
     """
 
-    def __init__(self, states: Checkpointer):
-        self._states = states
+    def __init__(self, states: Checkpointer, folder: Folder, flags: Mapping[str, Any]):
+        self._states, self._folder, self._flags = states, folder, flags
 
     def on_train_begin(self, run_context: RunContext) -> None:
         for line in self._states.resumed:
             show("resumed", line)
+        if self._folder.writes:
+            write_config(self._folder.path, self._flags)
 
 
 class MetricsFile(Callback):
@@ -38,15 +43,18 @@ class MetricsFile(Callback):
 
     Args:
         path (str): the file.
+        writes (bool): whether this process writes it: with several only rank 0. Default: ``True``.
     """
 
-    def __init__(self, path: str):
-        self._path = os.path.abspath(path)
+    def __init__(self, path: str, *, writes: bool = True):
+        self._path, self._writes = os.path.abspath(path), writes
         self._file: TextIO | None = None
         self._updates = 0
 
     def on_train_begin(self, run_context: RunContext) -> None:
         windows = run_context.original_args().get("cur_step_num", 0)
+        if not self._writes:
+            return
         try:
             self._file = open(self._path, "a+", encoding="utf-8", buffering=1)
             self._file.truncate(_length_of_windows(self._path, windows))
