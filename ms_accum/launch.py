@@ -215,10 +215,11 @@ def _show(output: BinaryIO, *, to_end: bool = False) -> None:
 
 
 def _end_of(name: str, job: Job) -> str:
-    """Return how a process ended, with the last line of its log if its output is not shown."""
+    """Return how a process ended, with the last error in its log, or the last line, if its output is not shown."""
     with open(job.log(name), "rb") as output:
-        lines = [line for line in _lines(output) if line.strip()] if name != "rank 0" else []
-    reason = f": {_check.one_line(lines[-1].decode(errors='replace').strip())}" if lines else ""
+        lines = [line.decode(errors="replace").strip() for line in _lines(output)] if name != "rank 0" else []
+    errors = [line for line in lines if "rror: " in line] or [line for line in lines if line]
+    reason = f": {_check.one_line(errors[-1])}" if errors else ""
     return f"{name} ended with exit code {job.code(name)}{reason}; its log is {job.log(name)}"
 
 

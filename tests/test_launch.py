@@ -97,8 +97,8 @@ sys.stdout.write("no end of line")
 
 
 def test_failed_rank_is_named_and_ends_the_others(tmp_path):
-    source = "if rank == 1: time.sleep(1); sys.exit('error: no data')\njson.dump(os.getpid(), open('ready0', 'w'))\n"
-    job = start(tmp_path, source + "time.sleep(1000)")
+    source = "if rank == 1: time.sleep(1); sys.exit('error: no data\\nat a line')\n"
+    job = start(tmp_path, source + "json.dump(os.getpid(), open('ready0', 'w'))\ntime.sleep(1000)")
     (pid,) = ready(job, tmp_path, [0])
     error = "error: rank 1 ended with exit code 1: error: no data; its log is log/worker_1.log"
     assert end(job) == (1, ["2 ranks, logs in log"], [error])
