@@ -134,11 +134,18 @@ def one_of(owner: str, name: str, value: Any, choices: tuple[str, ...]) -> str:
     return value
 
 
-def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], rule: str) -> Any:
+def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], rule: str, remedy: str = "") -> Any:
     """Return `value`, or raise an error if it is not a `kind`; `rule` describes the kind in words."""
+    if isinstance(value, type):
+        raise_class(owner, name, rule, value)
     if not isinstance(value, kind):
-        raise_invalid(TypeError, owner, name, rule, type(value).__name__)
+        raise_invalid(TypeError, owner, name, rule, type(value).__name__, remedy)
     return value
+
+
+def raise_class(owner: str, name: str, rule: str, value: type) -> NoReturn:
+    """Raise an error about a class that was given instead of an object of it."""
+    raise_invalid(TypeError, owner, name, rule, f"the class {value.__name__}", f"Write {value.__name__}(...).")
 
 
 def documented(record: Record) -> Record:

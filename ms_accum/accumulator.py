@@ -14,7 +14,6 @@ from .engine.ema import Ema
 from .engine.ends import sizes_of
 from .engine.graph_window import GraphWindow
 from .layers.batch_norm import warn_about_batch_norm
-from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import REDUCTIONS
 from .network import tree
 from .network.calls import call
@@ -137,7 +136,6 @@ class Accumulator:
         compile: bool = True,
     ):
         sizes = sizes_of(*_SIZE, accumulate_step)
-        check_compiles(sizes.function, _SIZE.name, _OWNER)
         _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
         collaborators = resolve(
             _OWNER,

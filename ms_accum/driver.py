@@ -66,8 +66,8 @@ class GradientAccumulation:
             ``"rows"``, ``"elements"``, or one of MindSpore's losses.
         coefficients (Optional[dict]): the factors of terms, 1 for those that are not in it: numbers, or functions of
             the number of updates so far. Default: ``None``.
-        check (str): ``"first"`` runs two rows of the first micro-batch to find errors early, and warns if the loss is
-            not the mean that the default `weight` assumes. ``"off"``: no checks. Default: ``"first"``.
+        check (str): with ``"first"`` a warning if the loss is not the mean over rows that the default `weight` assumes;
+            it comes with the first micro-batch that can tell. ``"off"``: no warning. Default: ``"first"``.
 
     Args: Several processes
         group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all

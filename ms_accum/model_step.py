@@ -20,13 +20,12 @@ from .engine.forward import Forward, check_network
 from .engine.graph_window import GraphWindow
 from .engine.loss_scale import own_scale
 from .engine.nonfinite import RAISE, SKIP_MICRO, SKIP_WINDOW
-from .loss.first_micro_batch import check_compiles
 from .loss.known_losses import runnable
-from .loss.objective import Objective, weight_in_graph
+from .loss.objective import Objective
 from .loss.terms import Terms, terms_of, weighed
 from .network import tree
 from .network.calls import call
-from .network.compiled import Compiled, check_compile, in_graphs
+from .network.compiled import Compiled, check_compile
 from .network.runtime import tune
 from .network.state import state, unique_name, untracked
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate_facts
@@ -61,14 +60,13 @@ class AccumulatedTrainStep(Compiled):
         reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, with losses that
             sum over rows. Default: ``"mean"``.
         weight (Union[None, float, Callable, dict]): the weight of a micro-batch: a number, or a function of its
-            columns, which is compiled, such as one that returns ``(y >= 0).sum()``; 0 skips the micro-batch. Default:
+            columns, run on the host, such as one that returns ``(y >= 0).sum()``; 0 skips the micro-batch. Default:
             ``None``, what MindSpore's losses average over (elements, or labels by class weight), and for other losses
             the rows. For a loss of several terms a dict, as for `GradientAccumulation`: then the micro-batches of a
             window are kept, and run when the last one comes; not with ``dataset_sink_mode`` or ``"skip_micro"``.
         coefficients (Optional[dict]): the factors of terms, as for `GradientAccumulation`. Default: ``None``.
-        check (str): with ``"first"``, `FlushTail` runs two rows of the first micro-batch to find errors early, and
-            warns if the loss is not the mean that the default `weight` assumes. ``"off"``: no checks.
-            Default: ``"first"``.
+        check (str): with ``"first"`` a warning if the loss is not the mean over rows that the default `weight` assumes;
+            it comes with the first micro-batch that can tell. ``"off"``: no warning. Default: ``"first"``.
 
     Args: Several processes
         group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
@@ -141,11 +139,6 @@ class AccumulatedTrainStep(Compiled):
         super().__init__(_OWNER, check_compile(_OWNER, compile))
         network, loss_fn = _parts_of(network, gradient_accumulation_steps)
         sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
-        if not isinstance(weight, Mapping):  # the functions in it run on the host
-            check_compiles(weight, "weight", _OWNER)
-        check_compiles(sizes.function, _SIZE.name, _OWNER)
-        if in_graphs(self.compiles):
-            check_compiles(loss_fn, owner=_OWNER)
         group = group_of(_OWNER, group)
         self._objective = Objective(
             _OWNER, network, loss_fn, reduction, weight, check, group, self.compiles, coefficients=coefficients
@@ -179,8 +172,8 @@ class AccumulatedTrainStep(Compiled):
             settings |= {} if terms is None else terms.facts
             equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, forward)}
             agree_and_broadcast(_OWNER, self.group, equal_on_ranks, optimizer, forward)
-        self.contains(forward, optimizer, weight)
-        self.weigh, self.may_be_empty = weight_in_graph(_OWNER, weight if terms is None else None, loss_fn)
+        self.contains(forward, optimizer)
+        self.may_be_empty = self._objective.weight.may_be_zero
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
         self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer))
@@ -208,18 +201,27 @@ class AccumulatedTrainStep(Compiled):
             self._objective.warn(training=True)  # `Model` sets it, for all layers
 
     def __call__(self, *columns: Any) -> Any:
-        if self._collecting is None or not self.training:
-            return super().__call__(*columns)
-        return self._collecting.take(columns)
-
-    def construct(self, *columns: Any) -> Any:
-        if self.loss_and_gradients.has_terms:
-            return call(self.add_terms, columns)
         if not self.training:
-            return call(self.loss_and_gradients.network, columns)
+            return super().__call__(*columns)
+        self._objective.check_micro_batch(columns, self.window.sizes.constant == 1, self.optimizer.parameters)
+        try:
+            if self._collecting is not None:
+                return self._collecting.take(columns)
+            return super().__call__(Tensor(self._objective.weight.counted(columns), ms.float32), *columns)
+        except Exception as error:
+            self._objective.raise_in_one_line(error)
+            raise
+
+    def construct(self, *inputs: Any) -> Any:
+        if self.loss_and_gradients.has_terms:
+            return call(self.add_terms, inputs)
+        if not self.training:
+            return call(self.loss_and_gradients.network, inputs)
+        weight, columns = inputs[0], inputs[1:]
+        if weight.ndim != 0:  # not given by `__call__`
+            raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
         window = self.window
         call(window.outside, ())
-        weight = ops.cast(call(self.weigh, columns), ms.float32)
         loss, grads = call(self.loss_and_gradients, (1.0, *columns))
         loss = ops.cast(loss, ms.float32)
         term, counted = loss if self.summing else loss * weight, weight
@@ -245,7 +247,7 @@ class AccumulatedTrainStep(Compiled):
         if not self.training:
             return call(self.loss_and_gradients.network.terms, inputs)
         if not isinstance(inputs[-1], tuple):
-            raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False with several terms.")
+            raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
         call(self.window.outside, ())
         losses, grads = call(self.loss_and_gradients, (1.0, *inputs))
         micro_batches_left = self.micro_batches_left[0] - 1
@@ -306,10 +308,6 @@ class AccumulatedTrainStep(Compiled):
     def check_drift(self) -> None:
         """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
         self.window.check_drift()
-
-    def check_micro_batch(self, micro_batch: tuple) -> None:
-        """Reject an invalid micro-batch; check with the first ones whether the loss is a weighted mean."""
-        self._objective.check_micro_batch(micro_batch, int(self.window.size.asnumpy()) == 1, self.optimizer.parameters)
 
     @property
     def network(self) -> nn.Cell:
@@ -598,7 +596,7 @@ class FlushTail(Callback):
 
     - applies the average of the weights (`ema`) while `Model.fit` evaluates, and warns if a callback evaluates without,
     - gives other callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
-    - checks the first micro-batch, and that all ranks have the same number of micro-batches,
+    - checks that all ranks have the same number of micro-batches,
     - updates with the open window if a callback stops the run inside an epoch, unless `SaveStates` saves it,
     - with several ranks, stops all of them at the end of the epoch in which a callback of one rank requests a stop,
     - discards an open window of an interrupted run, and warns if windows were skipped.
@@ -646,9 +644,6 @@ class FlushTail(Callback):
 
     def on_train_step_begin(self, run_context: RunContext) -> None:
         self._end_evaluation()
-        micro_batch = run_context.original_args().get("train_dataset_element")
-        if micro_batch is not None:  # in sink mode the host does not have it
-            self._step.check_micro_batch(tuple(micro_batch))
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         self._run_context = run_context  # later callbacks may request a stop, of which an evaluation has no notice

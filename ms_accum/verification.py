@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
+from mindspore.train import Callback, RunContext
 
 from . import _check
 from .driver import GradientAccumulation
@@ -18,14 +19,13 @@ from .engine.coupled import CoupledLoss
 from .layers.batch_norm import takes_statistics
 from .layers.dropout import CountedDropout
 from .loss.additivity import numbers_rows
-from .loss.first_micro_batch import one_line
 from .loss.known_losses import WithLoss, loss_reduction, runnable
 from .network.calls import call
-from .network.compiled import in_graphs
+from .network.compiled import in_graphs, words_of
 from .network.generators import random_layers
-from .network.parameters import as_array
-from .network.restoring import restoring, synchronously
-from .training.record import UpdateRecord
+from .network.parameters import as_array, restoring
+from .network.runtime import synchronously
+from .network.training_mode import training_mode
 
 _OWNER = "verify"
 _SHOWN = 8
@@ -181,9 +181,20 @@ class _Trial:
         """Run the micro-batches forward, because an error in a backward outside graphs may end the process."""
         if not in_graphs(self._options["compile"]) and not isinstance(self._loss_fn, CoupledLoss):
             forward = self._network if self._loss_fn is None else WithLoss(self._network, self._loss_fn)
-            with restoring(forward, (), training=True), synchronously():
+            with self._unchanged(), training_mode(forward, True), synchronously():
                 for piece in self._pieces:
                     forward(*piece)
+
+    @contextmanager
+    def _unchanged(self) -> Iterator[None]:
+        """Restore MindSpore's generator, and the Parameters of the network and the loss, after the block."""
+        cells = [cell for cell in (self._network, self._loss_fn) if isinstance(cell, nn.Cell)]
+        generator = ms.get_rng_state()
+        try:
+            with restoring([parameter for cell in cells for parameter in cell.get_parameters()]):
+                yield
+        finally:
+            ms.set_rng_state(generator)
 
     def _only_large(self, expected: Gradient, error: Exception) -> Verification:
         """Return the result if the large batch can be run, but its micro-batches can't."""
@@ -191,7 +202,7 @@ class _Trial:
         reason = "the network or the loss accepts one batch size only, or the loss couples the rows of a batch"
         if any(map(numbers_rows, self._batch[1:])):
             reason = "the loss couples the rows of a batch, which the labels number"
-        text = f"The large batch can be run, but its micro-batches can't: {reason}. Use CoupledLoss. {one_line(error)}"
+        text = f"The large batch can be run, but its micro-batches can't: {reason}. Use CoupledLoss. {words_of(error)}"
         return Verification(False, text, _differences(self._trained, expected, infinite))
 
     def _gradient(self, micro_batches: Sequence[tuple], off: Sequence[nn.Cell] = ()) -> Gradient:
@@ -203,10 +214,9 @@ class _Trial:
         """
         optimizer = nn.Momentum(self._trained, 0.0, 0.9)
         model = GradientAccumulation(self._network, self._loss_fn, optimizer, check="off", group=None, **self._options)
-        mode = ms.get_context("mode")
         with ExitStack() as closing:
-            restored = restoring(self._network, (), training=True, mode=mode, loss_fn=self._loss_fn)
-            closing.enter_context(restored)
+            closing.enter_context(self._unchanged())
+            closing.enter_context(training_mode(self._network, True))
             closing.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
             for layer in (*off, *self._random):
@@ -387,21 +397,14 @@ def _solved(of_pieces: np.ndarray, of_batch: np.ndarray) -> tuple[np.ndarray, bo
     return np.append(all_but_last, 1 - all_but_last.sum()), bool(determined)
 
 
-class _Recorder:
-    """A reporter that keeps the losses of windows."""
+class _Recorder(Callback):
+    """Keeps the losses of windows."""
 
     def __init__(self) -> None:
         self.values: list[float] = []
 
-    def start(self, updates: int | None) -> None:
-        """Do nothing when a run begins."""
-
-    def update(self, record: UpdateRecord) -> None:
-        """Keep the loss of a window."""
-        self.values.append(record.loss)
-
-    def close(self) -> None:
-        """Do nothing when a run has ended."""
+    def on_train_step_end(self, run_context: RunContext) -> None:
+        self.values.append(run_context.original_args().record.loss)
 
 
 class _Unrecognised(nn.Cell):

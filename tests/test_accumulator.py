@@ -693,12 +693,6 @@ def test_numpy_scalars_and_one_element_tensors_are_valid_weights(weight):
     assert accumulator.updates == 1 and values(accumulator.optimizer.parameters)[0] == [-2.0]
 
 
-def test_uncompilable_accumulate_step_schedule_is_rejected():
-    optimizer, sizes = nn.SGD(make_parameters((1,)), 1.0), 2
-    with pytest.raises(ValueError, match="^For 'Accumulator', 'accumulate_step' must be a function that MindSpore can"):
-        Accumulator(optimizer, lambda updates: sizes)
-
-
 def test_weight_with_sum_reduction_is_rejected():
     fed = Fed(2)
     with pytest.raises(ValueError, match="'weight' must come with reduction='mean', but got 'sum'"):

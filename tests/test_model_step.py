@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 import re
@@ -10,7 +9,7 @@ import re
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, amp, nn, ops
+from mindspore import Tensor, amp, nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import (
     Callback,
@@ -37,7 +36,6 @@ from ms_accum import (
     SaveStates,
     Stopped,
 )
-from ms_accum.loss.objective import Weight, weight_in_graph
 from ms_accum.training import window as windows
 from reference import digest, miss
 
@@ -159,48 +157,38 @@ def test_nonfinite_window_is_skipped():
 # The weight of a micro-batch
 
 CLASS_WEIGHTS = Tensor([1.0, 2.0, 0.5], ms.float32)
-LABELS = Tensor([0, 2, -100, 1, 1, -100], ms.int32)
-KNOWN = Tensor([0, 2, 1, 1, 0, 2], ms.int32)
-SCORES = Tensor(np.random.RandomState(0).randn(6, 3).astype(np.float32))
-TARGETS = Tensor(np.random.RandomState(1).rand(6, 3).astype(np.float32))
 
 
 def positive(x, y):
     return (y > 0).sum()
 
 
+@pytest.mark.host
 @pytest.mark.parametrize(
-    ("loss_fn", "weight", "label"),
-    [
-        (nn.CrossEntropyLoss(), None, LABELS),
-        (nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), None, LABELS),
-        (nn.CrossEntropyLoss(), None, TARGETS),
-        (functools.partial(ops.cross_entropy, ignore_index=1), None, KNOWN),
-        (nn.MSELoss(), None, TARGETS),
-        (nn.KLDivLoss("batchmean"), None, TARGETS),
-        (cross_entropy(), None, LABELS),
-        (lambda scores, y: scores.mean(), None, LABELS),
-        (None, None, LABELS),
-        (nn.MSELoss(), positive, LABELS),
-        (nn.MSELoss(), 2.5, LABELS),
-    ],
+    ("loss_fn", "weight"),
+    [(nn.CrossEntropyLoss(weight=CLASS_WEIGHTS), None), (cross_entropy(), positive), (cross_entropy(), 2.5)],
+    ids=["by class", "function", "number"],
 )
-def test_weight_in_graph_equals_weight_on_host(loss_fn, weight, label):
-    compute = weight_in_graph("test", weight, loss_fn).compute
+def test_weights_are_those_of_the_driver(loss_fn, weight):
+    def trained(train, weight):
+        ms.set_seed(1)
+        network = nn.Dense(6, 3)
+        train(network, nn.SGD(network.trainable_params(), 0.5), weight)
+        return network.weight.asnumpy()
 
-    @ms.jit
-    def computed(*columns):
-        return ops.cast(compute(*columns), ms.float32)
+    def in_model(network, optimizer, weight):
+        step = AccumulatedTrainStep((network, loss_fn), optimizer, 3, weight=weight, compile=False)
+        Model(step).train(1, dataset(data), callbacks=[FlushTail()], dataset_sink_mode=False)
 
-    expected = Weight("test", weight, "mean", loss_fn).counted((SCORES, label))
-    assert float(computed(SCORES, label)) == expected
+    def by_driver(network, optimizer, weight):
+        model = GradientAccumulation(network, loss_fn, optimizer, weight=weight, compile=False)
+        model.train_process(1, data, 3, report=(), ckpt_path=None)
 
-
-def test_weight_varies_only_if_it_depends_on_values():
-    assert weight_in_graph("test", None, nn.CrossEntropyLoss()).varies
-    assert weight_in_graph("test", positive, None).varies
-    assert not weight_in_graph("test", None, nn.MSELoss()).varies
-    assert not weight_in_graph("test", 2.0, nn.CrossEntropyLoss()).varies
+    data = make_micro_batches([8, 5, 8, 8])
+    expected = trained(by_driver, weight)
+    np.testing.assert_allclose(trained(in_model, weight), expected, rtol=1e-5, atol=1e-6)
+    mutant = trained(in_model, lambda x, y: x.shape[0] ** 2)
+    assert np.abs(mutant - expected).max() > 1e-4
 
 
 @pytest.mark.slow
@@ -569,26 +557,6 @@ def test_model_with_loss_and_step_is_rejected():
     model = Model(trained.step, loss_fn=cross_entropy())
     with pytest.raises(TypeError, match="AccumulatedTrainStep alone, but got AccumulatedTrainStep with loss_fn or opt"):
         model.train(1, dataset(make_micro_batches()), callbacks=[FlushTail()])
-
-
-@pytest.mark.host
-def test_uncompilable_weight_is_rejected():
-    ms.set_context(mode=ms.GRAPH_MODE)
-    with pytest.raises(ValueError, match="'weight' must be a function that MindSpore can compile, but got a lambda"):
-        Trained(weight=lambda x, y: (y > 0).sum())
-
-
-@pytest.mark.parametrize("name", ["gradient_accumulation_steps", "loss_fn"])
-def test_uncompilable_lambdas_are_rejected_at_construction(name):
-    network = nn.Dense(4, 2)
-    loss_fn, sizes, optimizer = nn.MSELoss(), 2, nn.SGD(network.trainable_params(), 0.1)
-    with pytest.raises(
-        ValueError, match=f"^For 'AccumulatedTrainStep', '{name}' must be a function that MindSpore can"
-    ):
-        if name == "loss_fn":
-            AccumulatedTrainStep((network, lambda x, y: loss_fn(x, y)), optimizer, sizes)
-        else:
-            AccumulatedTrainStep((network, loss_fn), optimizer, lambda updates: sizes)
 
 
 # The edges of an epoch

@@ -175,7 +175,7 @@ def resolve(
     policy = policy_of(owner, nonfinite, in_graph=in_graph)
     skips = nonfinite if isinstance(nonfinite, SkipMicro) else SkipMicro() if policy == SKIP_MICRO else None
     if ema is not None:
-        _check.instance(owner, "ema", ema, Ema, "an Ema").begin(optimizer.parameters)
+        _check.instance(owner, "ema", ema, Ema, "an Ema", "Write Ema(0.999).").begin(optimizer.parameters)
     if network is not None:
         check_trains(owner, optimizer, network)
         check_sparse_rule(owner, optimizer, [network])

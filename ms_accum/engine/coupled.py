@@ -19,11 +19,10 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn, ops
 
 from .. import _check
-from ..loss.first_micro_batch import check_compiles
 from ..loss.known_losses import check_gradient, runnable, scalar
 from ..loss.objective import Objective
 from ..network.calls import call
-from ..network.compiled import Compiled, in_graphs
+from ..network.compiled import Compiled
 from ..network.generators import random_layers
 
 _OWNER = "CoupledLoss"
@@ -212,11 +211,9 @@ def objective_of(
         rule = "one whose second forward repeats the first with a CoupledLoss"
         remedy = "Call replace_dropout(network) first."
         _check.raise_invalid(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
-    if in_graphs(compiles):
-        check_compiles(loss_fn.loss_fn, owner=_OWNER)
     if isinstance(runnable(loss_fn.loss_fn), nn.Cell):
         check_gradient(_OWNER, runnable(loss_fn.loss_fn), compiles, "loss_fn")
-    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, compiles, of_window=True)
+    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, compiles)
 
 
 def trained_by_loss(loss_of_batch: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:

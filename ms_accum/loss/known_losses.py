@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Iterator
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
-import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
+from mindspore.ops.functional import isconstant
 
 from .. import _check
 from ..network.calls import call
@@ -157,71 +157,14 @@ def divisor_of(loss_fn: Any) -> Callable[..., float] | None:
     return None if count is None else functools.partial(count, options)
 
 
+def may_be_zero(divisor: Callable[..., float] | None) -> bool:
+    """Return whether a divisor may be 0, because labels are ignored."""
+    return isinstance(divisor, functools.partial) and divisor.func is _count_labels
+
+
 def why_not_additive(loss_fn: Any) -> str | None:
     """Return why the loss of a window is not the mean of its micro-batches' losses; None if it is, or is unknown."""
     return _NOT_ADDITIVE.get(name_and_options(loss_fn)[0] or "")
-
-
-# The same in a graph
-
-
-class GraphWeight(NamedTuple):
-    """The weight of a micro-batch, in a graph."""
-
-    compute: Any
-    """Returns the weight from the columns: a Tensor, or a number that is constant in the graph."""
-    varies: bool
-    """bool, whether it depends on the values of the columns, so that it may be 0."""
-
-
-def divisor_in_graph(loss_fn: Any) -> GraphWeight:
-    """Return what computes the number that a loss divides its sum by; the rows if that is not known."""
-    name, options = name_and_options(loss_fn)
-    count = _COUNTS.get(name or "")
-    if count is _count_labels:
-        return GraphWeight(_LabelsInGraph(options("ignore_index"), options("weight")), varies=True)
-    if count is _count_elements and options("reduction") != "batchmean":
-        return GraphWeight(_ElementsInGraph(), varies=False)
-    return GraphWeight(_RowsInGraph(0 if count is None else 1), varies=False)
-
-
-@ms.jit_class
-class _RowsInGraph:
-    """The number of rows of a column, or of the last one if there are fewer columns."""
-
-    def __init__(self, column: int):
-        self.column = column
-
-    def __call__(self, *columns: Any) -> Any:
-        return columns[min(self.column, len(columns) - 1)].shape[0]
-
-
-@ms.jit_class
-class _ElementsInGraph:
-    def __call__(self, *columns: Any) -> Any:
-        return columns[1].size if len(columns) > 1 else columns[0].shape[0]
-
-
-@ms.jit_class
-class _LabelsInGraph:
-    """The number of labels that are not ignored, or the sum of their class weights."""
-
-    def __init__(self, ignored: int | None, class_weights: Tensor | None):
-        self.ignored = -100 if ignored is None else ignored
-        self.class_weights = class_weights
-
-    def __call__(self, *columns: Any) -> Any:
-        if len(columns) == 1:
-            return columns[0].shape[0]
-        labels = columns[1]
-        if labels.dtype in (ms.float16, ms.bfloat16, ms.float32, ms.float64):
-            return labels.size / labels.shape[1]  # one distribution over the classes per label
-        counts = ops.cast(labels != self.ignored, ms.float32)
-        if self.class_weights is not None:
-            classes = ops.where(labels != self.ignored, labels, ops.zeros_like(labels))
-            weights = ops.gather(self.class_weights, ops.reshape(classes, (-1,)), 0)
-            counts = counts * ops.reshape(weights, labels.shape)
-        return ops.sum(counts)
 
 
 # Whether a loss averages or sums
@@ -319,13 +262,24 @@ class _Partial(nn.Cell):
 
 
 class WithLoss(nn.WithLossCell):
-    """A network and its loss function, which may get several columns in addition to the network's output."""
+    """A network and its loss function, which may get several columns in addition to the network's output.
 
-    def __init__(self, network: nn.Cell, loss_fn: Any):
+    Args:
+        network (Cell), loss_fn (Union[Cell, Callable]): both.
+        accepts (Optional[Callable]): raises an error about shapes of the output and the labels, and the labels' type,
+            which are constants in a graph. Default: ``None``.
+    """
+
+    def __init__(self, network: nn.Cell, loss_fn: Any, accepts: Any = None):
         super().__init__(network, runnable(loss_fn))
+        self.accepts = accepts
 
     def construct(self, data: Any, *labels: Any) -> Any:
-        return call(self._loss_fn, (self._backbone(data), *labels))
+        output = self._backbone(data)
+        if self.accepts is not None and len(labels) > 0 and isconstant(output.shape):
+            if not self.accepts(output.shape, labels[0].shape, labels[0].dtype):
+                return output  # never, because it raises an error
+        return call(self._loss_fn, (output, *labels))
 
 
 def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:

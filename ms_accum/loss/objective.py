@@ -14,19 +14,16 @@ from .. import _check
 from ..layers.batch_norm import warn_about_batch_norm
 from ..ranks.group import Group, gather
 from .additivity import AdditivityCheck, numbers_rows
-from .first_micro_batch import ColumnsCheck, check_row_numbers
+from .columns import ColumnsCheck, amount_of
 from .known_losses import (
     REDUCTIONS,
-    GraphWeight,
     WithLoss,
     as_number,
     check_gradient,
     check_reduction,
-    divisor_in_graph,
     divisor_of,
+    may_be_zero,
     row_count,
-    runnable,
-    scalar,
     why_not_additive,
 )
 from .terms import LossOfTerms, Terms, WeighedTerms, terms_for
@@ -41,7 +38,6 @@ class Objective:
         owner (str): the name used in error messages.
         network (Cell), loss_fn, reduction, weight, check, group: as for `GradientAccumulation`.
         compiles (bool): whether the forward is compiled in PyNative mode.
-        of_window (bool): whether the loss is computed once, for all rows of a window. Default: ``False``.
         coefficients: as for `GradientAccumulation`. Default: ``None``.
     """
 
@@ -55,14 +51,12 @@ class Objective:
         check: str,
         group: Group | None,
         compiles: bool,
-        of_window: bool = False,
         coefficients: Any = None,
     ):
         self._owner = owner
         self._data = _check.TRAIN if owner == "GradientAccumulation" else _check.Argument(owner, _check.TRAIN.name)
         if isinstance(loss_fn, type):
-            name = loss_fn.__name__
-            _check.raise_invalid(TypeError, owner, "loss_fn", "an object", f"the class {name}", f"Write {name}().")
+            _check.raise_class(owner, "loss_fn", "an object", loss_fn)
         self.network = network
         self.loss_fn = loss_fn
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
@@ -73,24 +67,22 @@ class Objective:
         """Union[Weight, Terms], the weight of a micro-batch, or what each term is divided by."""
         self.summing = check_reduction(owner, loss_fn, reduction) == "sum"
         """bool, whether losses are sums, which are added as they are."""
-        self.evaluated = network if loss_fn is None else WithLoss(network, loss_fn)
+        way_out = "(network, loss_fn)" if owner == "AccumulatedTrainStep" else "a 'loss_fn'"
+        self._columns = ColumnsCheck(network, loss_fn, f"Give {way_out}, or a network that returns its loss.")
+        self.evaluated = network if loss_fn is None else WithLoss(network, loss_fn, self._columns.of_output())
         if self.terms is not None:
             self.evaluated = LossOfTerms(owner, network, loss_fn, self.terms)
         """Cell, returns a micro-batch's loss, or its terms, from its columns."""
         self.forward = self.evaluated if self.terms is None else WeighedTerms(self.evaluated)
         """Cell, what is trained."""
         check_gradient(owner, self.forward, compiles)
-        checks = _check.one_of(owner, "check", check, _CHECKS) == "first"
-        self._of_window = of_window
-        returned = scalar if self.terms is None else self.terms.check
-        self._columns = ColumnsCheck(network, loss_fn, self.evaluated, checks, compiles, returned)
-        self._accepted: set[tuple] = set()  # the types of columns that need no further check
-        self._additivity: AdditivityCheck | None = None  # until there is nothing left to find out
-        if checks and reduction == "mean" and self.weight.is_guess:
+        self._accepted: set[tuple] = set()  # the types of columns that have been checked
+        checks = _check.one_of(owner, "check", check, _CHECKS) == "first" and weight is None and reduction == "mean"
+        self._additivity: AdditivityCheck | None = None  # until it has a result
+        if checks:  # in a Cell of its own, because labels of a part may number more rows than it has
+            forward = network if loss_fn is None else WithLoss(network, loss_fn)
             weigh: Any = self.weight.counted
-            self._additivity = AdditivityCheck(owner, self.forward, weigh)
-        self._compares_rows = False  # by labels that are numbers of rows
-        self._has_warned = False
+            self._additivity = AdditivityCheck(owner, forward, weigh)
 
     def _terms(self, weight: Any, coefficients: Any, group: Group | None) -> Terms | None:
         """Return the terms of the loss; None if it is one."""
@@ -120,7 +112,7 @@ class Objective:
             )
 
     def check_micro_batch(self, micro_batch: tuple, alone: bool, trained: Collection[Any]) -> None:
-        """Reject invalid micro-batches; check with the first ones whether the loss is a weighted mean.
+        """Reject invalid micro-batches; check with those that can tell whether the loss is a mean over rows.
 
         Args:
             micro_batch (tuple): its columns.
@@ -128,32 +120,25 @@ class Objective:
             trained (Collection[Parameter]): Parameters that a forward does not change.
         """
         types = tuple([(column.ndim, column.dtype) for column in micro_batch])
-        if types not in self._accepted:
-            compares_rows = self._columns.check(self._data, micro_batch, trained, self._of_window)
-            self._compares_rows = self._compares_rows or compares_rows
-            if all(column.size for column in micro_batch):
-                self._accepted.add(types)
-        if self._compares_rows:
-            self._check_row_numbers(micro_batch, alone)
+        if types in self._accepted:
+            self._columns.ran()
+        else:
+            self._columns.check(self._data, micro_batch)
+            self._accepted.add(types)
+            if not (self.weight.is_guess or any(map(numbers_rows, micro_batch[1:]))):
+                self._additivity = None  # the loss is a known mean, which compares no rows
         if self._additivity is not None and not alone:
             self._additivity.check(micro_batch, trained)
-            if self._additivity.failed:
+            if self._additivity.over:
                 self._additivity = None
-                self._compares_rows = any(map(numbers_rows, micro_batch[1:]))
-                self._has_warned = True
-
-    def _check_row_numbers(self, micro_batch: tuple, alone: bool) -> None:
-        check_row_numbers(self._data, micro_batch)
-        if not (alone or self._has_warned):
-            self._has_warned = True
-            _check.warn(
-                f"For '{self._owner}', the labels number the rows of a batch, so the loss compares the rows of each "
-                "micro-batch only: a window is not one large batch. Use CoupledLoss, or check='off'."
-            )
 
     def check_valid_batch(self, batch: tuple) -> None:
         """Reject an invalid batch of the validation data set."""
-        self._columns.check(_check.VALID, batch, self.network.trainable_params())
+        self._columns.check(_check.VALID, batch)
+
+    def raise_in_one_line(self, error: BaseException) -> None:
+        """Raise MindSpore's error about the first columns of their types in one line; do nothing for other errors."""
+        self._columns.raise_in_one_line(error)
 
 
 class Weight:
@@ -193,10 +178,13 @@ class Weight:
         divisor = divisor_of(loss_fn)
         self.is_guess = weight is None and divisor is None
         """bool, whether the weight is a guess (the rows), because neither the user nor the loss defines it."""
+        is_function = callable(weight) and not isinstance(weight, Tensor)
+        self.may_be_zero = is_function or (weight is None and may_be_zero(divisor))
+        """bool, whether a micro-batch may count nothing."""
         self._weight: float | Callable
         if weight is None:
             self._weight = divisor or row_count
-        elif callable(weight) and not isinstance(weight, Tensor):
+        elif is_function:
             self._weight = weight
         else:
             self._weight = _check.positive_number(owner, "weight", as_number(weight))
@@ -232,11 +220,7 @@ class Weight:
         """Return the weight of a micro-batch; the unit is not changed."""
         if not callable(self._weight):
             return self._weight
-        weight = as_number(self._weight(*micro_batch))
-        if not (isinstance(weight, (int, float, np.number)) and math.isfinite(weight) and weight >= 0):
-            rule = "a function that returns a finite number >= 0"
-            _check.raise_invalid(ValueError, self._owner, "weight", rule, weight)
-        return float(weight)
+        return amount_of(self._owner, self._weight, micro_batch)
 
     def in_units(self, amount: float) -> float:
         """Return a weight, or a sum of values times weights, divided by the unit."""
@@ -264,27 +248,3 @@ def unit_near(weight: float, group: Group | None) -> float | None:
     if largest == -math.inf:
         return 1.0 if group else None
     return 2.0**largest
-
-
-def weight_in_graph(owner: str, weight: Any, loss_fn: Any) -> GraphWeight:
-    """Return what computes the weight of micro-batches in a graph, as `Weight` does on the host.
-
-    Args:
-        owner (str): the name used in error messages.
-        weight (Union[None, float, Tensor, Callable]): as for `Weight`; a function is compiled.
-        loss_fn (Union[Cell, Callable, None]): the loss.
-    """
-    if weight is None:
-        return divisor_in_graph(loss_fn)
-    if callable(weight) and not isinstance(weight, Tensor):
-        return GraphWeight(runnable(weight), varies=True)
-    return GraphWeight(_ConstantInGraph(_check.positive_number(owner, "weight", as_number(weight))), varies=False)
-
-
-@ms.jit_class
-class _ConstantInGraph:
-    def __init__(self, weight: float):
-        self.weight = weight
-
-    def __call__(self, *columns: Any) -> Any:
-        return self.weight

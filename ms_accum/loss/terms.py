@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
@@ -14,6 +13,7 @@ from mindspore import Tensor, nn, ops
 from .. import _check
 from ..network.calls import call
 from ..ranks.group import Group, gather
+from .columns import amount_of
 from .known_losses import as_number, divisor_of, loss_reduction, runnable
 
 _COUNTS = "'rows', 'elements', a number > 0, one of MindSpore's losses, or a function of the columns"
@@ -70,7 +70,7 @@ class Terms:
 
     weighs = False
     unit: float | None = None
-    is_guess = False
+    is_guess = may_be_zero = False
 
     def __init__(
         self,
@@ -152,11 +152,6 @@ class Terms:
         """Return what each term of a micro-batch is divided by."""
         return tuple(count(micro_batch) for count in self._counts)
 
-    def check(self, owner: str, losses: Any, of_loss_fn: bool) -> None:
-        """Raise an error if these are not the terms, as `known_losses.scalar` does for a loss of one."""
-        del of_loss_fn
-        terms_of(owner, self.names, losses)
-
     # What `Weight` does; nothing here depends on the window.
 
     def begin(self) -> None:
@@ -183,17 +178,10 @@ def _count_of(owner: str, name: str, value: Any) -> Callable[[tuple], float]:
         if loss_reduction(value) in ("sum", "none") or (isinstance(value, nn.LossBase) and divisor_of(value) is None):
             rule = "a loss that averages over a known number, if it is a loss"
             _check.raise_invalid(ValueError, owner, "weight", rule, f"{type(value).__name__} for {name!r}")
-        return functools.partial(_counted, owner, name, divisor_of(value) or value)
+        function = divisor_of(value) or value
+        return lambda columns: amount_of(owner, function, columns, name)
     number = _check.positive_number(owner, f"weight[{name!r}]", as_number(value))
     return lambda columns: number
-
-
-def _counted(owner: str, name: str, function: Callable, columns: tuple) -> float:
-    count = as_number(function(*columns))
-    if not (isinstance(count, (int, float, np.number)) and math.isfinite(count) and count >= 0):
-        rule = "functions that return a finite number >= 0"
-        _check.raise_invalid(ValueError, owner, "weight", rule, f"{count} for {name!r}")
-    return float(count)
 
 
 def _coefficient(owner: str, name: str, value: Any) -> Any:

@@ -121,15 +121,24 @@ def raise_if_not_compiled(owner: str, error: Exception) -> None:
     is_of_operator = text.lstrip("' \n").startswith("For '") and _UNKNOWN not in text
     if is_of_operator or not (_COMPILER.search(text) or _UNKNOWN in text or _is_of_parser(error)):
         return
-    lines = [f"{path}:{line}" for path, line in _LINE.findall(text) if not path.startswith((_OURS, _MINDSPORE))]
-    where = f" ({lines[-1]})" if lines else ""
-    reason = _check.one_line(_check.first_words(text))
-    if reason.startswith("'"):  # the text of an error of the user's, in quotes
-        reason = reason.strip("'")
     raise RuntimeError(
-        f"For '{owner}', MindSpore can't compile the network, its loss or the optimizer{where}: {reason.rstrip('.')}. "
+        f"For '{owner}', MindSpore can't compile the network, its loss or the optimizer{place_of(error)}: "
+        f"{words_of(error).rstrip('.')}. "
         "Use compile=False to run it in PyNative mode, without ms.set_context(mode=ms.GRAPH_MODE)."
     ) from error
+
+
+def words_of(error: BaseException) -> str:
+    """Return MindSpore's message in one line. That of an error which a graph raised itself is in quotes there."""
+    words = _check.one_line(_check.first_words(str(error)), _check.LINE)
+    return words[1:].removesuffix("'") if words.startswith("'") else words
+
+
+def place_of(error: BaseException) -> str:
+    """Return the last line of the user's code in an error of MindSpore's, as " (file:line)"; or an empty text."""
+    places = _LINE.findall(str(error)) or [(f.filename, f.lineno) for f in traceback.extract_tb(error.__traceback__)]
+    lines = [f"{path}:{line}" for path, line in places if not path.startswith((_OURS, _MINDSPORE))]
+    return f" ({lines[-1]})" if lines else ""
 
 
 def _is_of_parser(error: Exception) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, Tensor, nn, ops
 
 
 def as_array(parameter: Tensor) -> np.ndarray:
@@ -35,6 +36,28 @@ def excluding(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> l
     """Return the parameters that are not in `others`, compared by identity, because names need not be unique."""
     excluded = {id(parameter) for parameter in others}
     return [parameter for parameter in parameters if id(parameter) not in excluded]
+
+
+def copies_of(parameters: Iterable[Parameter], trained: Iterable[Parameter]) -> list[tuple[Parameter, np.ndarray]]:
+    """Return those of the parameters that are not in `trained`, which a forward may change, with copies of them."""
+    return [(parameter, as_array(parameter).copy()) for parameter in excluding(parameters, trained)]
+
+
+@contextmanager
+def restoring(parameters: Iterable[Parameter]) -> Iterator[None]:
+    """Set Parameters after the block to what they were before it."""
+    copies = copies_of(parameters, ())
+    try:
+        yield
+    finally:
+        restore(copies)
+
+
+def restore(copies: Iterable[tuple[Parameter, np.ndarray]]) -> None:
+    """Set Parameters to these copies."""
+    for parameter, values in copies:
+        if not np.array_equal(as_array(parameter), values, equal_nan=True):
+            ops.assign(parameter, Tensor(values).astype(parameter.dtype))
 
 
 def has_half(network: nn.Cell) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import mindspore as ms
 from mindspore import Parameter, nn
+from mindspore.context import _context, ms_ctx_param
 
 from .. import _check
 
@@ -24,6 +26,9 @@ _AVX512 = 0x20  # the bit of AVX-512's first level in oneDNN's effective instruc
 
 # The host thread busy-waits, which takes a core from the kernels. With this setting it runs the kernels itself.
 _HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
+
+# `set_context` prints a warning about this setting, and what it recommends instead can't be undone.
+_SYNCHRONIZE = ms_ctx_param.pynative_synchronize
 
 _TOO_LATE = (
     f"For '%s', it is too late to set {_SHOWN}: a network has run in this process, and convolutions may take 15 times "
@@ -78,6 +83,21 @@ def tune(owner: str, parameters: Iterable[Parameter]) -> None:
     if late and _TOO_LATE not in _logged:
         _logged.add(_TOO_LATE)
         _log.warning(_TOO_LATE, owner)
+
+
+@contextmanager
+def synchronously() -> Iterator[None]:
+    """Run each operator outside graphs to its end inside the block, so that an error is raised by the call.
+
+    Otherwise a kernel that raises an error while later ones are launched may end the process with a segmentation fault.
+    """
+    context = _context()
+    previous = context.get_param(_SYNCHRONIZE)
+    context.set_param(_SYNCHRONIZE, True)
+    try:
+        yield
+    finally:
+        context.set_param(_SYNCHRONIZE, previous)
 
 
 def _set_variables(parameters: Iterable[Parameter]) -> tuple[dict[str, str], bool]:

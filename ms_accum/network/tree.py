@@ -235,6 +235,7 @@ def check_gradients(owner: str, grads: Any, parameters: Any, *, dense_only: bool
     """
     check_not_traced(owner)
     grads = tuple(grads)  # `ms.grad` returns a list if it was given one
+    check_without_loss(owner, grads, parameters)
     check_number(owner, "grads", grads, parameters)
     grads = _map(_dense_only, grads, parameters) if dense_only else dense(grads, parameters)
     return check_shapes(owner, "grads", grads, parameters)
@@ -243,6 +244,7 @@ def check_gradients(owner: str, grads: Any, parameters: Any, *, dense_only: bool
 def check_gradients_outside(owner: str, grads: Any, parameters: Any, *, dense_only: bool = False) -> Any:
     """Do what `check_gradients` does, outside of graphs, where MindSpore's maps take longer than a small graph."""
     grads = tuple(grads)
+    check_without_loss(owner, grads, parameters)
     if any(isinstance(gradient, tuple) for gradient in grads):  # of a function with ms.jit: indices, values, shape
         raise ValueError(f"For '{owner}', 'grads' must be Tensors, but got sparse ones. {_LOOKED_UP}")
     if not all(isinstance(gradient, ms.Tensor) for gradient in grads):
@@ -250,6 +252,15 @@ def check_gradients_outside(owner: str, grads: Any, parameters: Any, *, dense_on
     check_not_traced(owner)
     check_number(owner, "grads", grads, parameters)
     return check_shapes(owner, "grads", grads, parameters)
+
+
+def check_without_loss(owner: str, grads: Any, parameters: Any) -> None:
+    """Raise an error for the complete result of `ms.value_and_grad`."""
+    if len(grads) == 2 and isinstance(grads[1], (tuple, list)) and len(grads[1]) == len(parameters):
+        raise ValueError(
+            f"For '{owner}', 'grads' must be the gradients alone, but got a pair of a loss and gradients. "
+            "Write loss, grads = grad_fn(...)."
+        )
 
 
 def check_number(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:

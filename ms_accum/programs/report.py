@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mindspore import nn
 
-from ..network.restoring import training_mode
+from ..network.training_mode import training_mode
 from ..saving.files import write_bytes
 
 _SHOWN = 30

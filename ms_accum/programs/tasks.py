@@ -17,7 +17,7 @@ from model_zoo.next_token import LossOfTokens, count_targets
 from model_zoo.recipes import SIZES
 
 from .. import _check
-from ..network.restoring import training_mode
+from ..network.training_mode import training_mode
 from ..ranks.group import Group, comes_first
 from ..saving.files import write_bytes
 from ..saving.model_file import CheckpointError

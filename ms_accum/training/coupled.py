@@ -11,8 +11,7 @@ from mindspore import Parameter, Tensor
 
 from .. import _check
 from ..engine.coupled import LossOfBatch, LossOfRepresentations, Represent
-from ..network.parameters import as_array, copied
-from ..network.restoring import copies_of, restore
+from ..network.parameters import as_array, copied, copies_of, restore
 from ..ranks.group import Group, gather_rows, is_first
 
 
@@ -93,7 +92,7 @@ class Coupled:
         collected, self._collected = self._collected, []
         loss, self._loss = self._loss, _LossOfWindow()
         # Counters of random layers, and BatchNorm's statistics: the third pass must repeat the first, and keep them.
-        copies = copies_of(self._loss_of_batch.network, self._trained)
+        copies = copies_of(self._loss_of_batch.network.get_parameters(), self._trained)
         representations = [self._first_pass(micro_batch) for micro_batch in collected]
         restore(copies)
         loss.value, gradients_by_micro_batch = self._cached(representations, collected)

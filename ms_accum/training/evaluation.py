@@ -18,8 +18,8 @@ from ..loss.objective import Objective
 from ..loss.terms import Terms, terms_of
 from ..network.calls import call
 from ..network.compiled import Compiled, check_compile, compiled
-from ..network.restoring import training_mode
 from ..network.runtime import tune
+from ..network.training_mode import training_mode
 from ..ranks.group import broadcast_number, total
 from .callbacks import UNKNOWN, Callbacks
 from .data import Data, restoring_generators

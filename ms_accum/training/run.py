@@ -17,7 +17,7 @@ from mindspore.train import Callback
 from .. import _check
 from ..engine.ends import Sizes, planned, windows_by_epoch, windows_in_run
 from ..network.generators import offset_seeds_by_rank, random_state
-from ..network.restoring import start_training
+from ..network.training_mode import start_training
 from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
 from ..ranks.group import gather, is_first, total
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together

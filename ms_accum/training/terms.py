@@ -15,8 +15,7 @@ from ..engine.nonfinite import SkipMicro
 from ..loss.objective import Objective
 from ..loss.terms import Terms, summed
 from ..network.optimizers import LearningRate
-from ..network.parameters import copied
-from ..network.restoring import copies_of, restore
+from ..network.parameters import copied, copies_of, restore
 
 # Of the columns of a window, which are kept until it ends.
 LIMIT = 2**32
@@ -137,7 +136,7 @@ class WindowOfTerms:
 
         So if one is found, on any rank, the others are run again, from the same state.
         """
-        copies = copies_of(self._network, self._trained)
+        copies = copies_of(self._network.get_parameters(), self._trained)
         while self._run(collected, may_close=False):
             finite = [micro_batch for micro_batch in collected if np.isfinite(micro_batch.loss.asnumpy()[0])]
             if not summed([(float(len(collected) - len(finite)),)], 1, self._group)[0]:

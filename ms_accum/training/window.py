@@ -310,6 +310,7 @@ class OpenWindow:
             advice = memory_advice(error, self._rows, self.size)
             if advice is not None:
                 raise RuntimeError(advice) from error
+            self.objective.raise_in_one_line(error)
             raise
 
     def _use_runner(self) -> None:

@@ -344,11 +344,6 @@ def train(rng, *arguments, **options):
         (lambda rng: wrong(reduction="sum"), ValueError, "'reduction' must be 'mean' with a CoupledLoss"),
         (lambda rng: wrong(lambda: nn.SequentialCell(Tower(), nn.Dropout(p=0.1))), ValueError, "Call replace_dropout"),
         (lambda rng: train(rng, WithScale, of_two), ValueError, "Make trained numbers parameters"),
-        (
-            lambda rng: train(rng, columns=2),
-            ValueError,
-            "'train_dataset' must be one whose columns the network accepts",
-        ),
         (saved_inside, ValueError, "'tail' must be 'flush' or 'drop' with a 'checkpointer' and a CoupledLoss"),
     ],
 )

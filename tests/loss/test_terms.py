@@ -123,7 +123,10 @@ def nothing_less(x, y):
         (lambda: Terms({"a": 1}, {"b": 1}), "'coefficients' must be for terms of 'weight' .a., but got one for 'b'"),
         (lambda: Terms({"a": 1}, {"a": "much"}), "'coefficients' must be finite numbers, or functions"),
         (lambda: Terms({"a": 1}, [1]), "'coefficients' must be a dict"),
-        (lambda: Terms({"a": nothing_less}).factors(DATA), "functions that return a finite number >= 0, but got -1"),
+        (
+            lambda: Terms({"a": nothing_less}).factors(DATA),
+            "'weight' must be a function that returns a finite number >= 0, but got -1 for 'a'",
+        ),
         (
             lambda: Terms({"a": 1}).factors([]),
             "'window' must be a list of the columns of each micro-batch, but got ...",

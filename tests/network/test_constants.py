@@ -13,7 +13,7 @@ from ms_accum import evaluate, freeze_batch_norm, replace_dropout
 from ms_accum.loss.known_losses import WithLoss
 from ms_accum.network.compiled import compiled
 from ms_accum.network.constants import Constants
-from ms_accum.network.restoring import training_mode
+from ms_accum.network.training_mode import training_mode
 from ways import Trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:BatchNorm layers")
