@@ -22,7 +22,8 @@ _TOLERANCE = 1e-4
 _TOLERANCE_16_BITS = 1e-2  # for float16 and bfloat16
 _ROWS = "rows"
 _LARGEST_MASK = 2**14  # elements; larger columns of floats are data
-_LARGEST_COUNTER = 2**20  # bytes; larger Parameters are frozen weights, which a forward does not change
+_LARGEST_COPY = 2**26  # bytes of all Parameters that a forward may change, such as statistics, queues, frozen weights
+_OF_EVERY_CELL = frozenset(vars(nn.Cell()))
 
 
 class AdditivityCheck:
@@ -99,6 +100,9 @@ class AdditivityCheck:
 
     def _compare(self, whole: tuple, parts: tuple, amounts: dict, trained: Collection[Any]) -> None:
         """Warn, or settle that the loss does not divide by these amounts."""
+        if sum(parameter.nbytes for parameter in excluding(self._forward.get_parameters(), trained)) > _LARGEST_COPY:
+            self.over = True  # what the runs change could not be restored
+            return
         # The complete micro-batch twice: a loss that is random proves nothing.
         tolerance, losses = _losses(self._forward, (whole, whole, *parts), trained)
         if len(losses) < 4:
@@ -178,16 +182,23 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
 
 @contextmanager
 def _evaluating(network: nn.Cell, trained: Collection[Any], mode: int) -> Iterator[None]:
-    """Run forward passes in evaluation mode inside the block; then restore counters, statistics and the generator."""
+    """Run forward passes in evaluation mode inside the block; then restore what they change and count in Python."""
     mode_before, generator = ms.get_context("mode"), ms.get_rng_state()
-    changing = [p for p in excluding(network.get_parameters(), trained) if p.nbytes <= _LARGEST_COUNTER]
+    numbers = [(vars(cell), _numbers_in(vars(cell))) for _, cell in network.cells_and_names()]
     ms.set_context(mode=mode)
     try:
-        with restoring(changing), training_mode(network, False), synchronously():
+        with restoring(excluding(network.get_parameters(), trained)), training_mode(network, False), synchronously():
             yield
     finally:
+        for attributes, values in numbers:
+            attributes.update(values)
         ms.set_rng_state(generator)
         ms.set_context(mode=mode_before)
+
+
+def _numbers_in(attributes: dict[str, Any]) -> dict[str, float]:
+    """Return the user's numbers among the attributes of a Cell."""
+    return {n: value for n, value in attributes.items() if type(value) in (int, float) and n not in _OF_EVERY_CELL}
 
 
 def _joined(first: tuple, second: tuple) -> tuple:

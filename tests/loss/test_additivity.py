@@ -86,6 +86,33 @@ def test_check_changes_no_state(rng):
     assert states[0] == states[1]
 
 
+class Counting(Masked):
+    """Counts its calls, in Python, and shifts a queue of 1.2 MB."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+        self.queue = Parameter(Tensor(np.arange(300000), ms.float32), name="queue", requires_grad=False)
+
+    def construct(self, x, mask):
+        self.calls += 1
+        ops.assign(self.queue, ops.cat((self.queue[-1:], self.queue[:-1])))
+        return super().construct(x, mask)
+
+
+def test_check_restores_numbers_of_cells_and_large_parameters(rng):
+    network, (x, mask) = Counting(), data(rng)[0]
+    before = digest(network.get_parameters())
+    assert len(additivity._losses(network, ((x, mask), (x, mask)), network.trainable_params())[1]) == 2
+    assert network.calls == 0 and digest(network.get_parameters()) == before
+
+
+def test_network_is_not_checked_if_it_could_not_be_restored(rng, monkeypatch):
+    monkeypatch.setattr(additivity, "_LARGEST_COPY", 2**20)
+    model = driver(Counting())
+    assert warnings_of(model, data(rng)) == [] and model.updates == 1
+
+
 def test_network_with_fixed_batch_size_is_not_checked(rng):
     class Fixed(Masked):
         def construct(self, x, mask):
