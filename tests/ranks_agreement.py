@@ -34,9 +34,9 @@ from ms_accum import (
     TrainOptim,
     ZeroOptimizer,
 )
-from ms_accum.network import parameters
 from ms_accum.ranks import agreement, reduction
 from ms_accum.ranks import group as collectives
+from ms_accum.saving import training_state
 from reference import digest
 from ways import Half
 
@@ -456,10 +456,10 @@ def sent(group):
 def copied(group):
     """How many arrays a save reads on this rank."""
     model, reads = ranks.driver_of(ranks.network_of()), []
-    kept = parameters.as_array
-    parameters.as_array = lambda parameter: reads.append(1) or kept(parameter)
+    kept = training_state.as_array
+    training_state.as_array = lambda parameter: reads.append(1) or kept(parameter)
     ranks.train(model, ranks.even_data(group)[:2], 2, 1, checkpointer=Checkpointer(FOLDER / "copied"))
-    parameters.as_array = kept
+    training_state.as_array = kept
     return len(reads)
 
 

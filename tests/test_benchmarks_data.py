@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +19,6 @@ from model_zoo import create_dataset
 from test_benchmarks import RECORD
 from test_benchmarks import benchmark as run_benchmark
 
-ROOT = Path(__file__).resolve().parents[1]
 TORCH = pytest.mark.skipif(python("torch") is None, reason="no environment of PyTorch (python -m benchmarks setup)")
 
 

@@ -98,4 +98,4 @@ def test_unopenable_folder_is_not_flushed(monkeypatch, tmp_path):
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(files.os, "open", cannot)
-    files._flush(str(tmp_path), files.os.O_RDONLY)
+    files._flush_folder(str(tmp_path))
