@@ -66,6 +66,8 @@ def _message(error: Exception) -> str:
     """Return an error as one line: MindSpore's errors have a C++ call stack after the first one."""
     if isinstance(error, ModuleNotFoundError):
         return f"the package '{error.name}' is missing. Run: pip install -r requirements.txt"
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return _check.one_line(f"'{error.filename}': {error.strerror}", _check.LINE)
     return _check.one_line(_check.first_words(str(error)), _check.LINE) or type(error).__name__
 
 

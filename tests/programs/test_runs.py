@@ -17,11 +17,6 @@ from ms_accum.programs.command import SIGNALS, Interrupted, Signals
 from ms_accum.saving.training_state import read
 from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, start, train
 
-
-def slow(value):
-    return pytest.param(value, marks=pytest.mark.slow)
-
-
 LONG = (*QUICK, "--batch_size=32", "--epochs=4")  # 23 updates in an epoch
 
 
@@ -85,7 +80,14 @@ def wait_for_updates(folder, count, process):
 
 
 @pytest.mark.several
-@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGINT), slow(signal.SIGKILL)])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, id="SIGTERM"),
+        pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.slow),
+        pytest.param(signal.SIGKILL, id="SIGKILL", marks=pytest.mark.slow),
+    ],
+)
 def test_resumed_run_equals_run_without_stop(number, finished, tmp_path, capsys):
     process = start("train.py", *LONG, "--output_dir=out", "--save_every=10", cwd=tmp_path)
     wait_for_updates("out", 30, process)
