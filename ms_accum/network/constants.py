@@ -1,8 +1,8 @@
 """Which attributes of the user's Cells have changed since a graph was compiled, in which they are constants.
 
 MindSpore reads attributes when it compiles, and never again; outside graphs it reads them in every call. Followed is
-what programs change between two epochs: training flags, `requires_grad`, hooks, replaced layers, plain numbers, flags
-and strings, and those of an optimizer's `param_groups`. All else stays as it was, as with `ms.jit`.
+what programs change between two epochs: training flags, `requires_grad`, hooks, replaced layers and Parameters, plain
+numbers, flags and strings, and those of an optimizer's `param_groups`. All else stays as it was, as with `ms.jit`.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Constants:
         dicts = [*map(vars, cells), *groups]
         self._attributes = [(each, [name for name in each if _is_followed(name, each[name])]) for each in dicts]
         hooks = [each[name] for each in dicts for name in _FOLLOWED if isinstance(each.get(name), dict)]
-        self._members = [*(cell._cells for cell in cells), *hooks]
+        self._members = [members for cell in cells for members in (cell._cells, cell._params)] + hooks
         self._parameters = [parameter for cell in cells for parameter in cell._params.values() if parameter is not None]
         self._sizes, self._values = self._read()
         names = [name for _, names in self._attributes for name in names]
@@ -79,7 +79,7 @@ class Constants:
         before, self._state = self._state, tuple(filter(_is_constant, zip(names, self._values)))
         if self._state not in self._graphs:
             if len(self._graphs) == _MANY:
-                changed = (new[0] for new, old in zip(self._state, before) if new != old)
+                changed = (new[0] for new, old in zip(self._state, before) if _differ(new[1], old[1]))
                 self._warn(next(changed, "a layer"))
             self._graphs[self._state] = len(self._graphs)
 
@@ -94,6 +94,11 @@ def _is_followed(name: str, value: Any) -> bool:
     if name in _OF_EVERY_CELL:
         return name in _FOLLOWED
     return isinstance(value, (*_PLAIN, Parameter)) and not name.startswith("__")
+
+
+def _differ(new: Any, old: Any) -> bool:
+    """Return whether a value has changed. Parameters would be compared element by element."""
+    return new is not old and not (isinstance(new, _PLAIN) and new == old)
 
 
 def _is_constant(item: tuple[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import warnings
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 
 from ms_accum import evaluate, freeze_batch_norm, replace_dropout
@@ -66,6 +66,7 @@ CHANGES = {
     "a hook of a Cell": lambda network, optimizer: network.act.register_forward_hook(times_three),
     "a hook of a Parameter": lambda network, optimizer: network.last.weight.register_hook(times_two),
     "a layer": lambda network, optimizer: setattr(network, "act", nn.Tanh()),
+    "a Parameter": lambda network, optimizer: setattr(network.last, "bias", Parameter(Tensor([2.0]), name="new")),
     "the rate of a group": lambda network, optimizer: optimizer.param_groups[0].update(lr=0.3),
     "the decay of a group": lambda network, optimizer: optimizer.param_groups[0].update(weight_decay=0.3),
 }
@@ -152,6 +153,16 @@ def test_many_graphs_are_a_warning_that_names_what_changes():
     constants.graph()  # once
 
 
+@pytest.mark.host
+def test_warning_names_a_parameter_that_is_replaced_again_and_again():
+    constants, network, _ = parts()
+    with pytest.warns(RuntimeWarning, match="compiled for the 9th time, because 'bias' has changed"):
+        for _ in range(9):
+            constants.graph()
+            network.first.bias = Parameter(Tensor(np.zeros(4), ms.float32), name="new")
+        constants.graph()
+
+
 def trained(way, changes, **options):
     """Return the parameters after a window, a change, another window, and so on."""
     network = Network()
@@ -173,7 +184,7 @@ def check_equal(way, changes):
 @pytest.mark.parametrize(
     ("way", "changes"),
     [
-        ("driver", ["a number", "a hook of a Cell", "requires_grad"]),
+        ("driver", ["a number", "a hook of a Cell", "requires_grad", "a Parameter"]),
         pytest.param("driver", ["frozen statistics", "the rate of a group", "a layer"], marks=pytest.mark.slow),
         pytest.param("step", ["set_train of a layer", "a hook of a Parameter", "a string"], marks=pytest.mark.slow),
         pytest.param("cells", ["a flag", "the decay of a group", "a new attribute"], marks=pytest.mark.slow),
