@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -17,6 +18,9 @@ from pathlib import Path
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
 os.environ.setdefault("GLOG_v", "3")  # errors only: warnings on missing accelerators would drown the rest
+
+# A shell starts what is in its background with SIGINT ignored, which the programs respect.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each xdist worker runs on its own share of the cores: MindSpore's threads pass work to each other at every operator,
 # which costs more CPU time between cores than on one. Tests that start several processes may use all cores.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import json
 import subprocess
 import sys
@@ -17,8 +18,10 @@ QUICK = ("--model=mlp", "--batch_size=256", "--mini_steps=2")  # 6 micro-batches
 
 
 def train(*argv):
-    """Return the exit code of train.py."""
-    return run(training.main, argv)
+    """Return the exit code of train.py, and release the lock of its folder, which it keeps until its process ends."""
+    code = run(training.main, argv)
+    gc.collect()
+    return code
 
 
 def evaluate(*argv):
