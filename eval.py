@@ -1,6 +1,6 @@
 """Evaluate a model of train.py: python eval.py [--data_path=./MNIST_Data] --ckpt_path=./gradient_accumulation.ckpt
 
-To evaluate your own network on your own data, copy this file and replace what comes from `task`, as in train.py.
+To evaluate your own network on your own data, copy this file, and replace the record and what comes from `task`.
 """
 
 from __future__ import annotations

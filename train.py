@@ -1,7 +1,7 @@
 """Train a network with gradient accumulation: python train.py [--data_path=./MNIST_Data]
 
-To train your own network on your own data, copy this file and replace what comes from `task`: two data sets (any
-MindSpore Dataset, or an iterable of tuples), a Cell, and its loss. README shows the same without flags and folders.
+To train your own network on your own data, copy this file and replace the lines that are marked with "yours": two data
+sets of MindSpore, a Cell, its loss, and how it is evaluated. README shows the same without flags and folders.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ def main(argv: Sequence[str]) -> None:
     from ms_accum.saving.model_file import save_model
 
     device = use_device(args.device_target)
-    download(args)
+    download(args)  # yours: take it out
     group = own_group()  # of one process, unless a launcher has started several
     if group.rank != 0:
         silence()
     ms.set_seed(args.seed)
 
-    # The data: micro-batches of (image, label) or (tokens, next tokens). The network and its loss. Replace these.
-    task = task_of(args)
-    train, test = task.data("train", args.batch_size, group), task.data("test")
-    network = mixed("train.py", task.network(), args.amp)
+    # The data: micro-batches of (image, label) or (tokens, next tokens), a part of them for each rank. The network.
+    task = task_of(args)  # yours: take it out
+    train, test = task.data("train", args.batch_size, group), task.data("test")  # yours
+    network = mixed("train.py", task.network(), args.amp)  # yours; mixed precision if --amp asks for it
 
     # A run ends after so many epochs or updates. The learning rate is a number, or a list with one for each update.
     epochs, updates = length_of(args, train.get_dataset_size())
@@ -56,9 +56,9 @@ def main(argv: Sequence[str]) -> None:
     optimizer = ZeroOptimizer(optimizer_of, parameters) if args.zero else optimizer_of(parameters)
     model = GradientAccumulation(
         network,
-        task.loss,
+        task.loss,  # yours: loss(output, label)
         optimizer,
-        weight=task.weight,  # what a micro-batch counts for: None for its rows
+        weight=task.weight,  # yours: what a micro-batch counts for, a function of its columns; None for its rows
         tail=args.tail,  # what becomes of a last, shorter window
         clip_norm=args.clip_norm,  # of the gradient of a window
         loss_scale=DynamicLossScaler(2.0**16, 2, 2000) if args.amp in ("O1", "O2", "O3") else None,
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
 
     folder = open_folder(args, group)  # from here on there are files
     show("model", f"{args.model}, {sum(p.size for p in parameters):,} parameters, on {device}")
-    show("data", f"{args.data_path or f'embedded {args.dataset}'}, seed {args.seed}")
+    show("data", f"{args.data_path or f'embedded {args.dataset}'}, seed {args.seed}")  # yours
     show("window", f"micro-batches {args.mini_steps}, rows of each {args.batch_size}, ranks {group.size}")
     show("run", f"epochs {epochs}, updates {updates:,}, {args.optimizer}, lr {args.lr:g}, in {folder.path}")
 
@@ -80,6 +80,7 @@ def main(argv: Sequence[str]) -> None:
         **interval_of(args.save_every),
         keep=args.keep,
         resume="auto" if args.resume else None,
+        # What must be equal in a resumed run: flags, the length of a schedule, and facts about the data (yours).
         config={**args.fixed, "updates": updates if isinstance(rate, list) else None, **facts_of(train)},
         stop=signals.received,
     )
@@ -91,18 +92,18 @@ def main(argv: Sequence[str]) -> None:
             max_updates=args.max_updates,
             callbacks=[Beginning(states, folder, args.saved), MetricsFile(folder.metrics, writes=folder.writes)],
             valid_dataset=test,
-            metrics=task.metrics,
+            metrics=task.metrics,  # yours: MindSpore's, such as {"acc"}
             eval_every=args.eval_every,
             ckpt_path=folder.model,
             checkpointer=states,
         )
 
-    # The model that is evaluated and saved; with --ema it has the average of the weights.
+    # The model is saved by now. With --ema the one that is evaluated and saved has the average of the weights.
     with averaged(model.ema):
-        result = task.evaluate(network, test)
+        result = task.evaluate(network, test)  # yours
         if folder.writes:
             save_model(network, folder.model)
-            write_record(folder.model, task.record)
+            write_record(folder.model, task.record)  # yours: take it out, if you do not use eval.py
     show("model file", folder.model)
     print(f"============== {result} ==============")
 
