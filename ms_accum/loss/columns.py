@@ -38,7 +38,7 @@ class ColumnsCheck:
         self._name, self._options = name_and_options(loss_fn)
         self._data = _check.TRAIN
         self._columns: tuple = ()  # that have not been run yet
-        self._classes: Any = ()  # the labels that count, of the last columns that were checked
+        self._classes = np.empty(0, np.int32)  # the labels that count, of the last columns that were checked
         self._has_warned = False
 
     def check(self, data: _check.Argument, columns: tuple) -> None:
@@ -50,11 +50,11 @@ class ColumnsCheck:
         """
         self._data, self._columns = data, columns
         self._check_number()
-        self._classes = ()
+        self._classes = np.empty(0, np.int32)
         if self._name in _CLASS_LOSSES and len(columns) > 1 and _is_integer(columns[1].dtype):
             classes = columns[1].asnumpy()
             self._classes = classes if self._name == _CLASS_LOSSES[0] else not_ignored(self._options, classes)
-            if len(self._classes) and self._classes.min() < 0:  # MindSpore treats -1 as the last class
+            if self._classes.size and self._classes.min() < 0:  # MindSpore treats -1 as the last class
                 self._reject_class("labels >= 0", self._classes.min())
 
     def ran(self) -> None:
@@ -111,7 +111,7 @@ class ColumnsCheck:
                 remedy = "Remove the last axis of the labels."
             self._data.raise_invalid(ValueError, rule, f"{dtype} {labels}", remedy)
         classes = output[axis]
-        if wants_classes and len(self._classes) and self._classes.max() >= classes:
+        if wants_classes and self._classes.size and self._classes.max() >= classes:
             rule = f"labels from 0 to {classes - 1}, the network's {classes} classes"
             if output == (classes, classes):
                 self._reject_class(

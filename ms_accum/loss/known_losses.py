@@ -292,25 +292,19 @@ def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
     """
     if loss is None:
         raise TypeError(f"For '{owner}', the loss must be a scalar, but got None. Does the function return it?")
-    if isinstance(loss, (tuple, list, dict)) and of_loss_fn:
-        raise TypeError(
-            f"For '{owner}', 'loss_fn' must return only the loss, a scalar, but got several values. Leave the others "
-            "out of what it returns; if they are terms of the loss, give GradientAccumulation a dict as 'weight'."
-        )
     if isinstance(loss, (tuple, list, dict)):
-        raise TypeError(
-            f"For '{owner}', the network must return only its loss, but got several values. "
-            "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
-        )
-    if loss.ndim != 0 and of_loss_fn:
-        raise ValueError(
-            f"For '{owner}', the loss must be a scalar, but got shape {loss.shape}. "
-            "Give the loss function reduction='mean' or 'sum'."
-        )
+        remedy = "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
+        if of_loss_fn:
+            remedy = (
+                "Leave the others out; if they are terms of the loss, give GradientAccumulation a dict as 'weight'."
+            )
+        function = "'loss_fn'" if of_loss_fn else "the network"
+        raise TypeError(f"For '{owner}', {function} must return only the loss, but got several values. {remedy}")
     if loss.ndim != 0:
+        remedy = "" if of_loss_fn else ", and the driver a 'loss_fn'"
         raise ValueError(
             f"For '{owner}', the loss must be a scalar, but got shape {loss.shape}. "
-            "Give the loss function reduction='mean' or 'sum', and the driver a 'loss_fn'."
+            f"Give the loss function reduction='mean' or 'sum'{remedy}."
         )
     return loss
 

@@ -8,9 +8,11 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, mint, nn, ops
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Model
 
 from helpers import micro_batch, run
-from ms_accum import GradientAccumulation
+from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation
 from ms_accum.loss import additivity
 from reference import digest
 
@@ -279,6 +281,14 @@ PADDED = {
 def test_padding_that_comes_late_warns(name, rng):
     """Without the warning the weights of the test below are wrong by most of their movement."""
     assert len(warnings_of(driver(OfTokens()), padded(rng, PADDED[name]))) == 1
+
+
+def test_padding_that_comes_late_warns_in_model(rng):
+    network = OfTokens()
+    step = AccumulatedTrainStep(network, nn.SGD(network.trainable_params(), 0.1), 2)
+    rows = [tuple(column.asnumpy() for column in columns) for columns in padded(rng, PADDED["rows that are alike"])]
+    with pytest.warns(RuntimeWarning, match="For 'AccumulatedTrainStep', the loss of a micro-batch of 5 rows is"):
+        Model(step).train(1, GeneratorDataset(rows, ["x", "y"], shuffle=False), FlushTail(), dataset_sink_mode=False)
 
 
 def padded(rng, lengths):

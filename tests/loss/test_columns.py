@@ -127,7 +127,7 @@ def test_loss_of_the_output_alone_is_accepted():
 
 # What the loss returns
 
-SEVERAL = "'loss_fn' must return only the loss, a scalar, but got several values. Leave the others out"
+SEVERAL = "'loss_fn' must return only the loss, but got several values. Leave the others out"
 
 
 def loss_and_output(output, label):
@@ -159,7 +159,7 @@ def test_network_with_several_values_is_rejected():
         def construct(self, x):
             return super().construct(x).sum(), x
 
-    assert "the network must return only its loss" in rejected(driver(Two(), loss_fn=None), (IMAGES,), TypeError)
+    assert "the network must return only the loss" in rejected(driver(Two(), loss_fn=None), (IMAGES,), TypeError)
 
 
 # Micro-batches that are accepted

@@ -227,7 +227,7 @@ class ReturnsMore(Slope):
 def test_network_that_returns_more_than_loss_is_rejected(kind):
     network = ReturnsMore(kind)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), check="off")
-    with pytest.raises((TypeError, RuntimeError), match="the network must return only its loss, but got several"):
+    with pytest.raises((TypeError, RuntimeError), match="the network must return only the loss, but got several"):
         run(model, [(rows(1.0)[0],)], 1)
 
 
