@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,14 @@ import networks_ms
 from ours import VERSIONS, LastLoss, driver, tuned
 from workload import Network, Train, Trainer, run
 
-from ms_accum.network.runtime import keep_cpu_defaults
+DEFAULTS = {"MS_DEV_HOST_BLOCKING_RUN": "0", "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
 
 
 def make(network: Network, untuned: bool = False, plain: bool = False) -> Trainer:
     """Return `train_process` on ready Tensors, after `tune_cpu`, or with `--untuned` without it."""
     if untuned:
-        keep_cpu_defaults()  # the driver would change them
+        for name, value in DEFAULTS.items():  # the driver would set others
+            os.environ.setdefault(name, value)
     trained = networks_ms.make(network, plain)
     model, last = driver(trained if untuned else tuned(trained)), LastLoss()
 

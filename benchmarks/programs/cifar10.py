@@ -24,7 +24,7 @@ CONFIG = ROOT / "configs" / "cifar10_small_resnet.yaml"
 BATCH, WINDOW, EPOCHS, TEST_BATCH = 64, 2, 16, 100
 LR, WARM_UP, MOMENTUM, WEIGHT_DECAY = 0.2, 400, 0.9, 5e-4
 
-_ACCURACY = re.compile(r"epoch: \d+ evaluation: acc ([\d.]+)")
+_ACCURACY = re.compile(r"epoch: \d+ update: \d+ evaluation: acc ([\d.]+)")
 
 
 def rates(updates: int) -> list[float]:

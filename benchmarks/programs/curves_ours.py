@@ -14,22 +14,23 @@ from ours import VERSIONS
 from protocol import flags_of, serve
 from tutorial_functional import step_of
 
-import train
 from benchmarks.curves import ROWS
 from ms_accum import GradientAccumulation, tune_cpu
+from ms_accum.programs.flags import training_flags
+from ms_accum.programs.tasks import task_of
 
 FLAGS = "--dataset text --model gpt --layers 2 --heads 2 --width 64 --context 128 --optimizer adam --lr 0.002 --seed 1"
 
 
 def build(speeches: str, split: int, way: Literal["ours", "loop"]) -> tuple[dict, Callable]:
     """Build a run whose effective batch is cut into `split` micro-batches."""
-    settings = train.flags().parse([*FLAGS.split(), f"--data_path={speeches}", f"--batch_size={ROWS}"])
-    task = train.task_of(settings)
-    data, test = train.datasets(settings, task, None)
-    ms.set_seed(settings.seed)
-    network = task.network(data)
+    args = training_flags([*FLAGS.split(), f"--data_path={speeches}"])
+    task = task_of(args)
+    data, test = task.data("train", ROWS), task.data("test")
+    ms.set_seed(args.seed)
+    network = task.network()
     tune_cpu(network)
-    optimizer = nn.Adam(network.trainable_params(), settings.lr)
+    optimizer = nn.Adam(network.trainable_params(), args.lr)
     epochs = (batch for _ in itertools.count() for batch in data.create_tuple_iterator(num_epochs=1))
     full = (batch for batch in epochs if len(batch[0]) == ROWS)
     ways = {"ours": _driver, "loop": _usual_loop}
@@ -38,13 +39,13 @@ def build(speeches: str, split: int, way: Literal["ours", "loop"]) -> tuple[dict
     def answer(updates: int) -> dict[str, Any]:
         """Train, and evaluate on the test split."""
         train_on([*itertools.islice(full, updates)])
-        return {"loss": task.evaluate(network, test, None).loss}
+        return {"loss": task.evaluate(network, test)["Loss"]}
 
     return {"versions": VERSIONS}, answer
 
 
 def _driver(network: nn.Cell, task: Any, optimizer: nn.Optimizer, split: int) -> Callable[[list], None]:
-    model = GradientAccumulation(network, task.loss(), optimizer, weight=task.weight)
+    model = GradientAccumulation(network, task.loss, optimizer, weight=task.weight)
 
     def train_on(batches: list) -> None:
         if batches:
@@ -54,7 +55,7 @@ def _driver(network: nn.Cell, task: Any, optimizer: nn.Optimizer, split: int) ->
 
 
 def _usual_loop(network: nn.Cell, task: Any, optimizer: nn.Optimizer, split: int) -> Callable[[list], None]:
-    accumulate = step_of(network, task.loss(), optimizer, split)
+    accumulate = step_of(network, task.loss, optimizer, split)
 
     def train_on(batches: list) -> None:
         network.set_train()

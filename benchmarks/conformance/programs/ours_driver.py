@@ -55,8 +55,8 @@ def reductions(model: GradientAccumulation, case: Case) -> float:
     from benchmarks.programs.collectives import collectives_of
 
     runner = model._window._runner
-    each = len(collectives_of(runner._forward_backward, case.ranks))
-    return case.window * each + len(collectives_of(runner._optim, case.ranks))
+    each = len(collectives_of(runner._forward_backward))
+    return case.window * each + len(collectives_of(runner._optim))
 
 
 if __name__ == "__main__":
