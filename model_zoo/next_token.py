@@ -58,7 +58,7 @@ class NextTokenLoss(nn.Cell):
     Examples:
         >>> from model_zoo import GPT, NextTokenLoss, create_text_dataset
         >>> text = create_text_dataset(batch_size=8, context=16, seed=1)
-        >>> network = GPT(text.source.data.vocabulary.size, context=16)
+        >>> network = GPT(len(text.source.data.vocabulary.characters), context=16)
         >>> tokens, targets = next(text.create_tuple_iterator(num_epochs=1))
         >>> loss_fn = NextTokenLoss()
         >>> round(float(loss_fn(network(tokens), targets))), loss_fn.weight(tokens, targets)
