@@ -148,20 +148,15 @@ class _OfNN:
         """Return the sign of gradients, if it changes, the rates, the decays, what unscales, and its own numbers."""
         optimizer = self.optimizer
         rates = optimizer.get_lr()
-        rates = _one_for_each(rates) if optimizer.is_group_lr else rates
+        rates = tree.stacked(rates) if optimizer.is_group_lr else rates
         decays = Tensor(0.0, ms.float32)
         if optimizer.exec_weight_decay:
             decays = optimizer.get_weight_decay()
-            decays = _one_for_each(decays) if optimizer.is_group else ops.cast(decays, ms.float32)
+            decays = tree.stacked(decays) if optimizer.is_group else ops.cast(decays, ms.float32)
             decays = decays * Tensor(optimizer.decay_flags, ms.float32)
         unscale = optimizer.reciprocal_scale if optimizer.need_scale else Tensor(1.0, ms.float32)
         followed = [getattr(optimizer, name) for name in self.followed]
         return None, rates, decays, unscale, (*self.changed, *_in_float32(followed), *self.fixed)
-
-
-def _one_for_each(numbers: Any) -> Any:
-    """Return one number for each parameter as a Tensor."""
-    return ops.stack([ops.reshape(ops.cast(number, ms.float32), ()) for number in numbers])
 
 
 def _in_float32(numbers: Any) -> Any:

@@ -121,10 +121,12 @@ def raise_if_not_compiled(owner: str, error: Exception) -> None:
     is_of_operator = text.lstrip("' \n").startswith("For '") and _UNKNOWN not in text
     if is_of_operator or not (_COMPILER.search(text) or _UNKNOWN in text or _is_of_parser(error)):
         return
+    remedy = "Use compile=False to run it in PyNative mode, without ms.set_context(mode=ms.GRAPH_MODE)."
+    if "set_recursion_limit" in text:  # MindSpore's own remedy
+        remedy = "Call mindspore.set_recursion_limit(10000) before the run."
     raise RuntimeError(
         f"For '{owner}', MindSpore can't compile the network, its loss or the optimizer{place_of(error)}: "
-        f"{words_of(error).rstrip('.')}. "
-        "Use compile=False to run it in PyNative mode, without ms.set_context(mode=ms.GRAPH_MODE)."
+        f"{words_of(error).rstrip('.')}. {remedy}"
     ) from error
 
 

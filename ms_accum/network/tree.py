@@ -172,6 +172,16 @@ def _in_float32(gradient: Any) -> Any:
     return ops.cast(gradient, ms.float32)
 
 
+@_of_tensors("Tensor", "Number")
+def _as_scalar(number: Any) -> Any:
+    return ops.reshape(ops.cast(number, ms.float32), ())
+
+
+@_of_tensors()
+def _shape(gradient: Any) -> Any:
+    return gradient.shape
+
+
 @_of_tensors()
 def _cast_like(gradient: Any, parameter: Any) -> Any:
     return ops.cast(gradient, parameter.dtype)
@@ -251,7 +261,8 @@ def check_gradients_outside(owner: str, grads: Any, parameters: Any, *, dense_on
         return check_gradients(owner, grads, parameters, dense_only=dense_only)
     check_not_traced(owner)
     check_number(owner, "grads", grads, parameters)
-    return check_shapes(owner, "grads", grads, parameters)
+    _raise_other_shapes(owner, "grads", grads, parameters, _DIFFERENTIATE)
+    return grads
 
 
 def check_without_loss(owner: str, grads: Any, parameters: Any) -> None:
@@ -277,6 +288,13 @@ def check_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: s
 
     In a graph MindSpore prints a warning if the returned value is not used.
     """
+    # Compared as a whole: MindSpore compiles each round of a loop inside the one before, and at most 1,000.
+    if _map(_shape, tensors) != _map(_shape, parameters):
+        _raise_other_shapes(owner, name, tensors, parameters, remedy)
+    return tensors
+
+
+def _raise_other_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: str) -> None:
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:
             if remedy == _DIFFERENTIATE and len(tensor.shape) == 2 and tensor.shape[1:] == parameter.shape[1:]:
@@ -285,7 +303,6 @@ def check_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: s
                 f"For '{owner}', '{name}' must have the shapes of the optimizer's parameters, but got "
                 f"{tensor.shape} for {parameter.shape}. {remedy}"
             )
-    return tensors
 
 
 def check_weight(owner: str, value: Any) -> Any:
@@ -351,6 +368,13 @@ def _lookup_layers(network: nn.Cell) -> list[nn.Cell]:
 def has_rows(gradients: Any) -> Any:
     """Return whether some gradients are sparse, in a graph a constant."""
     sparse = False
+    for start in range(0, len(gradients), 32):  # in pieces, because of the number of rounds: see `check_shapes`
+        sparse = sparse or _has_rows(gradients[start : start + 32])
+    return sparse
+
+
+def _has_rows(gradients: Any) -> Any:
+    sparse = False
     for rows in _map(_is_rows, gradients):
         sparse = sparse or rows
     return sparse
@@ -407,6 +431,11 @@ def multiply_in_place(total: Any, factor: Any) -> Any:
 def in_float32(gradients: Any) -> Any:
     """Return `gradients` in float32; nothing is done where they are."""
     return _map(_in_float32, gradients)
+
+
+def stacked(numbers: Any) -> Any:
+    """Return numbers, each a Tensor of one element or a Python number, as one row in float32."""
+    return ops.stack(_map(_as_scalar, numbers))
 
 
 def cast_like(gradients: Any, parameters: Any) -> Any:

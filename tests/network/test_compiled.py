@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn, ops
+from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 from mindspore.train import Model
 
@@ -219,6 +219,54 @@ def test_network_that_can_not_be_compiled_is_one_line(mode):
 def test_each_reason_comes_with_the_way_out(network, reason):
     with pytest.raises(RuntimeError, match=rf"^For '{PUBLIC}', MindSpore can't compile .*: {reason}\. Use compile=Fal"):
         train(make_driver(network()))
+
+
+@pytest.fixture
+def set_recursion_limit():
+    """MindSpore compiles at most so many calls inside each other, 1,000 by default."""
+    yield ms.set_recursion_limit
+    ms.set_recursion_limit(1000)
+
+
+class Sum(nn.Cell):
+    """The mean of x times the sum of many Parameters: the gradient of each is the mean of x."""
+
+    def __init__(self, number):
+        super().__init__()
+        weights = [Parameter(Tensor([0.0], ms.float32), name=f"w{place}") for place in range(number)]
+        self.weights = ms.ParameterTuple(weights)
+
+    def construct(self, x):
+        return ops.mean(x * ops.addn(self.weights))
+
+
+def test_calls_inside_each_other_do_not_grow_with_the_parameters(set_recursion_limit):
+    set_recursion_limit(80)
+    x = Tensor([[1.0], [3.0]], ms.float32)
+    network = Sum(90)
+    first, rest = network.trainable_params()[:45], network.trainable_params()[45:]
+    optimizer = nn.SGD([{"params": first, "lr": 1.0}, {"params": rest, "lr": 2.0}], 1.0)
+    GradientAccumulation(network, None, optimizer, check="off").train_process(
+        1, [(x,), (x,)], 2, report=(), ckpt_path=None
+    )
+    accumulator = Accumulator(optimizer, 1, reduction="mean")
+    grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
+
+    @ms.jit
+    def step(x):
+        loss, grads = grad_fn(x)
+        return ops.depend(loss, accumulator(grads, x.shape[0]))
+
+    step(x)
+    assert [float(weight.asnumpy()[0]) for weight in (*first, *rest)] == [-4.0] * 45 + [-8.0] * 45
+
+
+def test_too_many_calls_inside_each_other_come_with_the_way_out(set_recursion_limit):
+    set_recursion_limit(20)
+    with pytest.raises(
+        RuntimeError, match=r"can't compile .*: Exceed function call depth .*set_recursion_limit\(10000\)"
+    ):
+        train(make_driver(nn.Dense(6, 3)))
 
 
 def test_network_that_can_not_be_compiled_trains_with_compile_false():

@@ -128,7 +128,7 @@ def test_without_conversion_to_dense_training_fails(monkeypatch):
         partial(trained, nn.EmbeddingLookup),
         *(partial(trained_in_way, way, nn.EmbeddingLookup) for way in ("cells", "step")),
     ):
-        with pytest.raises(Exception, match="has no attribute 'shape'"):
+        with pytest.raises(Exception, match="has no attribute 'shape'|pointer.* is null"):
             train(False, 1)
 
 
