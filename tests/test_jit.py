@@ -10,10 +10,11 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 
 from helpers import Slope
 from ms_accum import Accumulator
+from reference import miss
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -84,7 +85,7 @@ def test_trace_capture_mode_is_rejected(tmp_path):
 import mindspore as ms
 from mindspore import Tensor, nn
 from helpers import Slope
-from ms_accum import Accumulator, TrainForwardBackward, TrainOptim
+from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, TrainOptim
 
 ms.set_context(mode=ms.PYNATIVE_MODE)
 network = Slope()
@@ -96,15 +97,43 @@ for made in (*cells, lambda x: TrainOptim(optimizer, grad_sum)()):
         ms.jit(lambda x: made(x), capture_mode="trace")(Tensor([1.0], ms.float32))
     except RuntimeError as error:
         print(error)
+try:  # MindSpore is still tracing
+    model = GradientAccumulation(network, None, optimizer, check="off")
+    model.train_process(1, [(Tensor([[1.0]], ms.float32),)], 1, report=(), ckpt_path=None)
+except RuntimeError as error:
+    print(error)
 print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
 """
     done = run_in_process(tmp_path, program)
     *messages, last = done.stdout.splitlines()
     assert [line[: line.index(" the step")] for line in messages] == [
-        f"For '{owner}'," for owner in ("Accumulator", "TrainForwardBackward", "TrainOptim")
+        f"For '{owner}'," for owner in ("Accumulator", "TrainForwardBackward", "TrainOptim", "GradientAccumulation")
     ], done.stderr
     assert all("compiled by ms.jit without capture_mode='trace'" in line for line in messages)
+    assert all(line.endswith("left MindSpore tracing: restart the process.") for line in messages)
     assert last == "[0.] [0.]"
+
+
+def test_dynamic_shapes_work_without_own_operators(monkeypatch, rng):
+    """With them MindSpore fails: it does not know the shapes of gradients."""
+    monkeypatch.setenv("MS_ACCUM_NATIVE", "0")
+    start = rng.randn(2, 3).astype(np.float32)
+    network = nn.Dense(3, 2, weight_init=Tensor(start), has_bias=False)
+    accumulator = Accumulator(nn.SGD([network.weight], 0.1), 2, reduction="mean")
+    grad_fn = ms.value_and_grad(nn.WithLossCell(network, nn.MSELoss()), None, accumulator.optimizer.parameters)
+
+    @ms.jit(dynamic=1)
+    def step(x, y):
+        loss, grads = grad_fn(x, y)
+        return ops.depend(loss, accumulator(grads, x.shape[0]))
+
+    columns, expected = rng.randn(13, 3), start.astype(np.float64)
+    for rows in np.split(columns, [4, 7, 9]):
+        step(Tensor(rows, ms.float32), Tensor(rows[:, :2], ms.float32))
+    for window in columns[:7], columns[7:]:
+        expected = expected - 0.1 * (window @ expected.T - window[:, :2]).T @ window / len(window)
+    assert miss([network.weight.asnumpy()], [expected], 1e-5) <= 1
+    assert miss([start], [expected], 1e-5) >= 100
 
 
 def test_strict_jit_syntax_compiles():

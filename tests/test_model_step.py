@@ -191,6 +191,17 @@ def test_weights_are_those_of_the_driver(loss_fn, weight):
     assert np.abs(mutant - expected).max() > 1e-4
 
 
+@pytest.mark.host
+@pytest.mark.parametrize(("weight", "updates"), [(1e15, 1), (1e20, 0)])
+def test_window_is_skipped_if_weights_make_it_too_large(weight, updates):
+    network = Slope()
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 1.0), 2, weight=weight, check="off")
+    for value in (1.0, 3.0):
+        step(*micro_batch(value))
+    assert (step.updates, step.skipped) == (updates, 1 - updates)
+    assert network.w.asnumpy()[0] == -2.0 * updates
+
+
 @pytest.mark.slow
 def test_micro_batch_without_labels_is_ignored():
     """Its loss and its gradient are 0/0."""

@@ -132,7 +132,6 @@ class TrainForwardBackward(Compiled):
         self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
-        tree.check_not_traced("TrainForwardBackward")
         window = self.window
         if weight is not None and not window.weight_sum:
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
@@ -226,7 +225,6 @@ class TrainOptim(Compiled):
         self.window = window
 
     def construct(self, figures: Any = None, divides: bool = True) -> Any:
-        tree.check_not_traced("TrainOptim")
         updated, norm, summed = self.window.close(figures, divides=divides)
         return (updated, norm) if figures is None else (updated, norm, summed)
 

@@ -12,6 +12,7 @@ import mindspore as ms
 from mindspore import nn
 
 from .. import _check
+from . import tree
 from .constants import Constants
 from .state import attached
 
@@ -70,6 +71,7 @@ def _run(
         call (Callable): calls it operator by operator.
         inputs (tuple), named (dict): its inputs.
     """
+    tree.check_not_traced(owner)
     if not in_graphs(compiles):
         return call(*inputs, **named)
     phase = cell.phase  # MindSpore has a graph for each

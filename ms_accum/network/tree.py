@@ -233,7 +233,8 @@ def check_not_traced(owner: str) -> bool:
     if jit_context() is not None:
         raise RuntimeError(
             f"For '{owner}', the step must be compiled by ms.jit without capture_mode='trace', which records one call "
-            "and replays it: windows would not end where they should."
+            "and replays it: windows would not end where they should. If it is, an earlier error in a traced step has "
+            "left MindSpore tracing: restart the process."
         )
     return True
 
