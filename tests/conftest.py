@@ -64,7 +64,6 @@ MODES = {
     "default": ["default"],
     "graph": [ms.GRAPH_MODE],
     "host": ["eager"],
-    "modes": ["eager"],
     "both": ["eager", "default", pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
 }
 

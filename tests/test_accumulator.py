@@ -175,7 +175,7 @@ def train_with_short_window(kind, sizes, in_step):
     return flushed, accumulator.updates, accumulator.micro_batches, values(parameters)[0].tolist()
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("in_step", [True, False])
 @pytest.mark.parametrize("kind", EXPERIMENTAL)
 def test_flushed_window_equals_full_window_of_same_micro_batches(kind, in_step):
@@ -186,7 +186,7 @@ def test_flushed_window_equals_full_window_of_same_micro_batches(kind, in_step):
     assert flushed[3] == full[3]
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_flush_without_division_is_detected(monkeypatch):
     """The mutant."""
     full = train_with_short_window("SGD", {0: 3, 1: 2}, in_step=True)
@@ -747,7 +747,7 @@ def test_optimizers_unsupported_on_cpu_are_rejected(make, instead):
         Accumulator(optimizer, 2)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("accumulate_step", [1, 2])
 def test_window_of_zero_weights_makes_no_update(accumulate_step):
     """Otherwise weight decay would change the parameters; a weight other than 0 cancels out exactly."""

@@ -32,7 +32,7 @@ from ms_accum import Checkpointer, GradientAccumulation, evaluate
 from ms_accum.network.parameters import has_half
 from reference import digest, miss, window_gradient
 
-pytestmark = pytest.mark.modes
+pytestmark = pytest.mark.host
 
 
 def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
@@ -612,7 +612,7 @@ class Frozen(nn.Cell):
         return self.head(self.backbone(x))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("keeps", [True, False])
 def test_subnetwork_in_evaluation_mode_stays_in_it(keeps, rng, monkeypatch):
     if not keeps:

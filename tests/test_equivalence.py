@@ -353,7 +353,7 @@ def test_formulas_detect_reordered_gradients(name, rng):
     assert miss(*results, 1e-5, 1e-6) >= 100
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize(
     "mutation",
     [None, "no division", *(pytest.param(name, marks=pytest.mark.slow) for name in ("no clear", "one late"))],
@@ -483,7 +483,7 @@ def unweighted(self, micro_batch):
     return 1.0
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("mutation", ["no division", "no clear", "one late", "mean of means"])
 def test_uneven_tail_test_detects_mutations(mutation, rng, monkeypatch):
     data = least_squares(rng, [32] * 6 + [16])
@@ -499,7 +499,7 @@ def test_uneven_tail_test_detects_mutations(mutation, rng, monkeypatch):
 # The clock of updates
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize(
     "lr",
     [0.125, [0.5, 0.25, 0.125, 0.0625], nn.CosineDecayLR(0.01, 0.1, 4), nn.WarmUpLR(0.5, 4)],

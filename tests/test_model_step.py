@@ -254,7 +254,7 @@ def train_large_batches(data):
     return [parameter.asnumpy() for parameter in optimizer.get_parameters()]
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("way", ["driver", "step"])
 @pytest.mark.parametrize("loss", SUMMED)
 @pytest.mark.parametrize(
@@ -638,7 +638,7 @@ def test_open_window_of_interrupted_run_is_discarded():
     assert losses.seen == expected.seen
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_predicting_does_not_train():
     trained = Trained(gradient_accumulation_steps=1)
     before = trained.weights

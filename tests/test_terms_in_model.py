@@ -20,7 +20,7 @@ from ms_accum import (
 from reference import digest
 from runs import stop_after
 
-pytestmark = pytest.mark.modes
+pytestmark = pytest.mark.host
 
 DATA = terms.data_of((4, 2, 5, 3, 1, 6, 2), masked=[2])
 

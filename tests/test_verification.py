@@ -92,7 +92,7 @@ class Pooling(nn.Cell):
         return self.dense(x - ops.mean(x, 0))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("steps", [2, 3, 4, 12])
 def test_gradients_agree(steps):
     result = verify(dense(), cross_entropy(), batch(), steps)
@@ -217,7 +217,7 @@ def test_frozen_batch_norm_agrees():
     assert verify(freeze_batch_norm(dense(nn.BatchNorm1d(16))), cross_entropy(), batch(), 4).ok
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("training", [True, False])
 def test_network_is_restored(training):
     network = dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)).set_train(training)

@@ -83,7 +83,7 @@ def test_loss_per_micro_batch_is_detected(rng, monkeypatch):
     assert miss(found, expected) > 100
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_tails_and_split_batches_equal_smaller_large_batches(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4))
     trained = network.trainable_params()
@@ -104,7 +104,7 @@ def test_tails_and_split_batches_equal_smaller_large_batches(rng):
     assert miss(left(CoupledLoss(info_nce, 2), data[::2] + data[1:2], 2), expected) > 100
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_carry_flush_and_clear(rng):
     network, data = Towers(), pairs(rng)
     model = GradientAccumulation(
@@ -118,7 +118,7 @@ def test_carry_flush_and_clear(rng):
     assert model.micro_batches == 0 and not model.flush()
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_windows_of_one_equal_plain_training(rng):
     network, data = Towers(), pairs(rng)[:1]
     found, loss = gradients_and_loss(network, CoupledLoss(info_nce, 2), data, 1, network.trainable_params())
@@ -126,7 +126,7 @@ def test_windows_of_one_equal_plain_training(rng):
     assert miss(found, expected) == 0 and loss == other
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_loader_may_reuse_its_buffers(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4))
     expected, _ = gradients_and_loss(network, CoupledLoss(info_nce, 2), data, 3, network.trainable_params())
@@ -160,7 +160,7 @@ class Counted(nn.Cell):
         return self.tower(x * ops.sin(ops.cast(count, ms.float32)))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_third_pass_repeats_masks_of_the_first(rng, monkeypatch):
     network, data = Counted(), labelled(rng)
     trained = network.trainable_params()
@@ -174,7 +174,7 @@ def test_third_pass_repeats_masks_of_the_first(rng, monkeypatch):
     assert int(network.counter.asnumpy()) == 6 and miss(found, expected) > 100
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_batch_norm_statistics_are_updated_once_per_micro_batch(rng):
     def normalized():
         ms.set_seed(1)
@@ -189,7 +189,7 @@ def test_batch_norm_statistics_are_updated_once_per_micro_batch(rng):
     assert all(np.array_equal(one.asnumpy(), another.asnumpy()) for one, another in pairs)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_float16_representations_are_cast_to_float32(rng):
     network = Towers().to_float(ms.float16)
     found, loss = gradients_and_loss(network, CoupledLoss(info_nce, 2), pairs(rng), 3, network.trainable_params())
@@ -229,7 +229,7 @@ def test_stop_at_window_end_and_resume(rng, tmp_path):
     assert updates == again == 4 and all(np.array_equal(one, other) for one, other in zip(found, expected))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_evaluation_uses_the_loss_of_each_batch(rng):
     network, data = Towers(), pairs(rng)
     results = []
@@ -259,7 +259,7 @@ def test_step_and_cells_reject_coupled_loss(make):
         make(network, CoupledLoss(triplets), nn.SGD(network.trainable_params(), 0.1))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_direct_call_raises(rng):
     loss_fn = CoupledLoss(triplets)
 
@@ -379,7 +379,7 @@ def test_clipping_and_ema_equal_those_of_the_large_batch(rng):
     assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, None), expected) > 100
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_loss_scale_does_not_change_gradients(rng):
     network, micro_batches = Towers(), pairs(rng)
     trained = network.trainable_params()

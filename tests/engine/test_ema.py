@@ -39,7 +39,7 @@ def trained(way, ema, window=2, data=DATA, network=None, **options):
     return seen, ema.state["of.w"].asnumpy()
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("decay", "warm_up"), [(0.75, 0), (0.9, 4), (0.5, 100), (0.0, 0)])
 def test_average_follows_its_definition(way, decay, warm_up):
@@ -78,7 +78,7 @@ def test_average_with_windows_of_one(way):
     assert miss([average], [expected(seen, 0.75)], 1e-6, 1e-7) <= 1
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_skipped_window_does_not_change_average(way):
     bad = [micro_batch(np.nan, 1.0)] * 2
@@ -205,7 +205,7 @@ def monitored(*, tail_first=True, own=True, epochs=2, data=DATA, **how):
     return callback, step, plain.w.asnumpy()
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("tail_first", [True, False])
 def test_evaluation_in_callback_uses_average(tail_first):
     callback, step, plain = monitored(tail_first=tail_first)
@@ -310,7 +310,7 @@ def test_flush_with_applied_average_is_rejected(way):
         assert not run.system.flush()  # no window is open
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("way", ["cells", "step", "accumulator"])
 def test_updates_inside_applied_block_raise(way):
     """A compiled step can't see that the averages are applied."""

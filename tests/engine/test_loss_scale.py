@@ -87,7 +87,7 @@ def expected_scales(finite, scale, window):
     return scales
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("make", DYNAMIC.values(), ids=DYNAMIC)
 def test_dynamic_scale_is_lowered_until_nothing_overflows(way, make):
@@ -375,7 +375,7 @@ def of_windows(way, level):
     return values(network.trainable_params())
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("way", WAYS)
 def test_mixed_precision_trains_like_large_batches(way, level):

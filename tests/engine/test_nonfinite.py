@@ -51,7 +51,7 @@ def weights(way, network, micro_batches, window, **options):
     return Trained(way, network, window, **options).train(micro_batches).weights
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("bad", [BAD, NO_GRADIENT], ids=["loss", "gradient"])
@@ -95,7 +95,7 @@ def test_window_without_finite_micro_batch_is_skipped(way, reduction, window):
     assert trained.updates == 1
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_accumulators_never_contain_nan():
     trained = Trained("cells", Root(), 3, nonfinite="skip_micro")
     for number, columns in enumerate([GOOD[0], BAD, NO_GRADIENT]):
@@ -256,7 +256,7 @@ def _first_value(x):
     return float(first_value(x).asnumpy())
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
 @pytest.mark.parametrize("window", [1, 2, 3])

@@ -46,7 +46,7 @@ class Dropping(Recorder):
         super().__init__(lambda: float(network.w.asnumpy()[0]))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("sizes", [STEPS, by_function], ids=["dict", "function"])
 def test_driver_changes_sizes_at_window_ends(sizes):
     model = slope_driver()

@@ -15,7 +15,7 @@ from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccum
 from ms_accum.layers.batch_norm import warn_about_batch_norm
 from reference import miss
 
-pytestmark = pytest.mark.modes
+pytestmark = pytest.mark.host
 
 
 def network_with(norm):

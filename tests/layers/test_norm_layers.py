@@ -35,7 +35,7 @@ def difference_from_large_batch(network, rng):
     return miss([a - b for a, b in zip(start, values(parameters))], expected, 1e-5, 1e-6)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("change", [freeze_batch_norm, batch_to_group_norm])
 def test_accumulation_equals_large_batch(change, rng):
     with warnings.catch_warnings():

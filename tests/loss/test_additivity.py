@@ -16,7 +16,7 @@ from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation
 from ms_accum.loss import additivity
 from reference import digest
 
-pytestmark = pytest.mark.modes
+pytestmark = pytest.mark.host
 
 
 class Masked(nn.Cell):

@@ -40,7 +40,7 @@ def loop(network, definition, window, reduction="sum", wrong=None, way="accumula
     return before - terms.flat(parameter.asnumpy() for parameter in network.trainable_params()), sum(losses)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_functional_pattern_is_that_of_the_oracle():
     network = terms.Net()
     expected, means = terms.oracle(network, DATA)
@@ -54,7 +54,7 @@ def test_compiled_functional_pattern_is_that_of_the_oracle():
     test_functional_pattern_is_that_of_the_oracle()
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_plain_loop_is_that_of_the_oracle():
     network = terms.Net()
     expected, means = terms.oracle(network, DATA)

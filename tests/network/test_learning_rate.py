@@ -78,7 +78,7 @@ def assigned(optimizer, rate):
     optimizer.param_groups[0]["lr"].set_data(Tensor(rate, ms.float32))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("how", [replaced, replaced_by_a_parameter, assigned])
 @pytest.mark.parametrize("window", [1, 2])
 def test_recorded_rate_is_the_one_used(how, window):

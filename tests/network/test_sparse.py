@@ -224,7 +224,7 @@ def loop_without_network(differentiate):
     Accumulator(optimizer, 2, reduction="mean")(grad_fn(*words(4)[0])[1], 4)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_accumulator_without_network_rejects_rows_by_their_shape():
     with pytest.raises(
         ValueError, match=rf"got \(4, 4\) for \(10, 4\)\. Differentiate .*{WITHOUT_ROWS}Call .*{REMEDY}"

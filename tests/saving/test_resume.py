@@ -57,7 +57,7 @@ def test_stopping_compiled_changes_no_byte(tmp_path, stop, reduction, tail):
     check_same(stopped_and_resumed(tmp_path / "states", [stop], make, even, 3), expected)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize(
     ("window", "tail"),
     [
@@ -87,14 +87,14 @@ def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail):
         check_same(result, (bytes_left, records[done:], counts, losses[done:]))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_stopping_several_times(tmp_path):
     expected = Run(adam_with_schedule).train(numbers(), 4).left
     result = stopped_and_resumed(tmp_path, [2, 1, 4], lambda: Run(adam_with_schedule), numbers, 4)
     check_same(result, expected)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_stopping_inside_a_split_batch(tmp_path):
     def data():
         return numbers([20, 20, 9])
@@ -223,7 +223,7 @@ def test_state_of_a_later_epoch_is_rejected_and_nothing_is_changed(tmp_path):
     assert Run().train(even(), 1, epochs=3, states=Checkpointer(tmp_path, resume="auto")).model.updates == 21
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_carried_window_does_not_leak_into_a_resumed_run(tmp_path):
     expected = Run(tail="carry").train(numbers(), 3, epochs=1, states=Checkpointer(tmp_path, every=1, keep=9))
     run = Run(tail="carry").train(numbers()[:2], 3, epochs=1)
@@ -259,7 +259,7 @@ class Broken(Recorder):
             raise ZeroDivisionError("not mine")
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_state_is_saved_if_a_callback_raises(tmp_path):
     expected = Run().train(even(), 1).left
     first = Run()
@@ -341,7 +341,7 @@ def test_tails_count_as_updates(tmp_path):
     assert len(names(tmp_path)) == 4  # the last one is the end, too
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_stop_at_a_windows_end_is_between_windows(tmp_path):
     run = Run()
     end, ended = run.model._window.end, []
@@ -554,7 +554,7 @@ def test_batch_with_another_split_is_restarted(tmp_path):
     assert [record.samples for record in run.recorder.records] == [20, 20]
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_new_learning_rate_is_used_if_a_change_is_allowed(saved):
     def slower():
         return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.5))
@@ -586,7 +586,7 @@ def test_windows_of_one_can_not_resume_an_open_window(saved):
         resume(saved, mini_steps=1, allow_config_change=True)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_open_window_ends_with_the_next_micro_batch_if_size_shrinks(saved):
     run = resume(saved, mini_steps=2, allow_config_change=True)
     assert run.recorder.records[0].samples == sum(ROWS[:3])

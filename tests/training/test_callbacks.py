@@ -74,7 +74,7 @@ for moment in [f"on_{mode}_{part}" for mode in ("train", "eval") for part in
 # The moments
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_window_counts_as_step():
     recorded = RecordedCalls("cur_epoch_num", "cur_step_num", "batch_num")
     records = train(driver()[0], callbacks=[recorded])
@@ -83,7 +83,7 @@ def test_window_counts_as_step():
     assert [(record.epoch, record.step) for record in records] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_callback_methods_called_in_order_of_model():
     recorded = RecordedCalls()
     train(driver()[0], epochs=1, mini_steps=3, callbacks=recorded, valid_dataset=data([4]))
@@ -220,7 +220,7 @@ def test_window_of_weight_0_does_not_end_run(capsys):
 # MindSpore's own
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_loss_monitor_prints_losses_of_windows(capsys):
     records = train(driver()[0], callbacks=LossMonitor())
     lines = [f"epoch: {r.epoch} step: {r.step}, loss is {np.float32(r.loss)}" for r in records]
@@ -234,7 +234,7 @@ def test_time_monitor_counts_windows(capsys):
     assert len(lines) == 2 and all(line.startswith("Train epoch time:") for line in lines)
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
     model, optimizer = driver()
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=5)
@@ -332,7 +332,7 @@ class Mistakes(Metric):
         return self.count
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_evaluation_covers_complete_data_set():
     model, _ = driver()
     recorded, valid_batches = RecordedCalls("eval_results", "metrics"), data([8, 3], seed=5)

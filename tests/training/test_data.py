@@ -162,7 +162,7 @@ class TwoLabels(nn.Cell):
         return ops.mean(ops.square(output - first) + ops.square(output - second))
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_loss_with_several_labels():
     """As much as a network that returns its loss itself."""
 
@@ -222,7 +222,7 @@ class ReturnsMore(Slope):
         return {"tuple": (loss, x), "dict": {"loss": loss}}[self.kind]
 
 
-@pytest.mark.modes
+@pytest.mark.host
 @pytest.mark.parametrize("kind", ["tuple", "dict"])
 def test_network_that_returns_more_than_loss_is_rejected(kind):
     network = ReturnsMore(kind)

@@ -21,7 +21,7 @@ from ms_accum.training.progress import Lines
 from reference import digest
 from runs import stop_after
 
-pytestmark = pytest.mark.modes
+pytestmark = pytest.mark.host
 
 ROWS = (4, 2, 5, 3, 1, 6, 2)
 DATA = terms.data_of(ROWS, masked=[2])

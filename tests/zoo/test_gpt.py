@@ -150,7 +150,7 @@ class Window:
         return np.average(losses, weights=weights), gradients
 
 
-@pytest.mark.modes
+@pytest.mark.host
 def test_window_weighted_by_tokens_equals_large_batch(rng):
     """And a mean of means, which is the planted fault, is not."""
     window = Window(GPT(WORDS, context=LONGEST, width=16, heads=2, layers=1))
