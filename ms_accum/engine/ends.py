@@ -232,12 +232,6 @@ def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, 
     return epochs * (full + short)
 
 
-def rows_per_rank(rows: int, ranks: int) -> int | None:
-    """Return each rank's rows of a window; None if they can't be divided equally."""
-    quotient, remainder = divmod(rows, ranks)
-    return None if remainder else quotient
-
-
 def windows_in_run(
     batches: int, sizes: Sizes, tail: str, epochs: int, *, open_micro_batches: int = 0, updates: int = 0
 ) -> int:

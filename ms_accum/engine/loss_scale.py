@@ -108,11 +108,6 @@ def own_scale(optimizer: Any) -> float:
     return float(getattr(optimizer, "loss_scale", 1.0))
 
 
-def scaler_of(scale: float | str | None) -> Any:
-    """Return the argument `loss_scale` for a number, None, or the word "dynamic"."""
-    return amp.DynamicLossScaler(2.0**16, 2, 2000) if scale == "dynamic" else scale
-
-
 def scale_of(owner: str, loss_scale: Any, optimizer: Any) -> tuple[float, DynamicScale | None]:
     """Return the loss scale for the user's argument: the constant, 1 if there is none, and the dynamic scale, or None.
 

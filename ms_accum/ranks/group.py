@@ -9,16 +9,13 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, communication, nn, ops
+from mindspore import Parameter, Tensor, communication, ops
 from mindspore.communication import GlobalComm
-from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 
 from .. import _check
 from ..network.parameters import as_array
 
 AUTO = "auto"
-_OPTIMIZERS = (nn.Optimizer, ExperimentalOptimizer)
-_STATISTICS = ("moving_mean", "moving_variance", "running_mean", "running_var", "num_batches_tracked")
 # Parameters are sent in chunks of this number of bytes, so that few compiled graphs are enough for all of them.
 _CHUNK_BYTES = 2**20
 _MIN_CHUNK_BYTES = 2**12  # of the last chunk, which is padded to a power of two
