@@ -23,7 +23,7 @@ from mindspore.train import Model
 
 from helpers import Recorder
 from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation
-from ms_accum.network import optimizers
+from ms_accum.network.optimizers import LearningRate
 
 EPOCHS, WINDOW = 2, 3
 WINDOWS = ((5, 4, 3), (3, 5, 4), (7, 5))  # rows of micro-batches; the tail is shorter
@@ -180,16 +180,21 @@ def compare(optimizer, options, schedules):
             print(json.dumps(facts), flush=True)
 
 
+def read_with_effects(rate):
+    rate._optimizer.get_lr()
+    return 0.0
+
+
 def mutants(optimizer, options):
-    """Print what two mutants give: a mean of means, and a rate whose reading is not undone."""
+    """Print what two mutants give: a mean of means, and a rate that is read with the optimizer's own `get_lr`."""
     expected, _ = Trained("large_batch", optimizer, options).follow(None)
     moved, _ = Trained("driver", optimizer, options, weight=1.0).follow(None)
     print(json.dumps({"optimizer": optimizer, "mutant": "weights", "miss": miss(moved, expected)}), flush=True)
     if optimizer in ADVANCING:
-        kept, optimizers._computes_without_effects = optimizers._computes_without_effects, lambda optimizer: True
+        kept, LearningRate.__call__ = LearningRate.__call__, read_with_effects
         rates = rates_of("cosine_decay") + [RATE] * UPDATES  # otherwise an error ends it
         moved, clock = Trained("driver", optimizer, options, rates).follow(None)
-        optimizers._computes_without_effects = kept
+        LearningRate.__call__ = kept
         facts = {"optimizer": optimizer, "mutant": "reading", "miss": miss(moved, expected), "clock": clock}
         print(json.dumps(facts), flush=True)
 
