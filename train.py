@@ -24,7 +24,6 @@ def main(argv: Sequence[str]) -> None:
     from model_zoo import make_optimizer
     from ms_accum import Checkpointer, Ema, GradientAccumulation, ZeroOptimizer, own_group
     from ms_accum.engine.ema import averaged
-    from ms_accum.engine.loss_scale import mixed
     from ms_accum.programs.callbacks import Beginning, MetricsFile
     from ms_accum.programs.command import Signals, show, silence, use_device
     from ms_accum.programs.folder import open_folder
@@ -42,7 +41,7 @@ def main(argv: Sequence[str]) -> None:
     # The data: micro-batches of (image, label) or (tokens, next tokens), a part of them for each rank. The network.
     task = task_of(args)  # yours: take it out
     train, test = task.data("train", args.batch_size, group), task.data("test")  # yours
-    network = mixed("train.py", task.network(), args.amp)  # yours; mixed precision if --amp asks for it
+    network = task.network()  # yours; in mixed precision if --amp asks for it
 
     # A run ends after so many epochs or updates. The learning rate is a number, or a list with one for each update.
     epochs, updates = length_of(args, train.get_dataset_size())

@@ -207,7 +207,7 @@ class AccumulatedTrainStep(Compiled):
         try:
             if self._collecting is not None:
                 return self._collecting.take(columns)
-            return super().__call__(Tensor(self._objective.weight.counted(columns), ms.float32), *columns)
+            return super().__call__(Tensor(self._objective.weight.of(columns), ms.float32), *columns)
         except Exception as error:
             self._objective.raise_in_one_line(error)
             raise
@@ -222,7 +222,7 @@ class AccumulatedTrainStep(Compiled):
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
         window = self.window
         call(window.outside, ())
-        loss, grads = call(self.loss_and_gradients, (1.0, *columns))
+        loss, grads = call(self.loss_and_gradients, columns)
         loss = ops.cast(loss, ms.float32)
         term, counted = loss if self.summing else loss * weight, weight
         kept_factor = None
@@ -249,7 +249,7 @@ class AccumulatedTrainStep(Compiled):
         if not isinstance(inputs[-1], tuple):
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
         call(self.window.outside, ())
-        losses, grads = call(self.loss_and_gradients, (1.0, *inputs))
+        losses, grads = call(self.loss_and_gradients, inputs)
         micro_batches_left = self.micro_batches_left[0] - 1
         ops.assign(self.micro_batches_left[0], micro_batches_left)
         sums = self.loss_sums[0] + losses
@@ -418,7 +418,7 @@ class _Collecting:
 
     def take(self, columns: tuple) -> Tensor:
         """Collect a micro-batch, and run the window if it is the last; return the loss of the last complete window."""
-        self.losses.append(self._windows.add(columns, self._terms.counted(columns), None))
+        self.losses.append(self._windows.add(columns, self._terms.counted(columns), False))
         self.left -= 1
         if is_full(len(self.losses), int(self._step.window.size.asnumpy())) or self.left == 0:
             self.run()
@@ -430,7 +430,7 @@ class _Collecting:
         if not losses:
             return
         try:
-            is_empty = bool(self._windows.end(None, None))
+            is_empty = bool(self._windows.end(None))
         except BaseException:  # also Ctrl-C: a part of the window may be in the accumulators
             self._step.window.clear()
             self._step.clear()
@@ -458,20 +458,19 @@ class _Graph:
         step (AccumulatedTrainStep): the step.
     """
 
-    closes = False
     accumulators: dict[str, Any] = {}
 
     def __init__(self, step: AccumulatedTrainStep):
         self._step = step
 
-    def add(self, inputs: tuple, weight: None, closing: None) -> Any:
+    def add(self, inputs: tuple, weight: None, last: bool) -> Any:
         """Run a micro-batch; return the sums of its window so far, over all ranks if this has ended it."""
-        del weight, closing
+        del weight, last
         return Compiled.__call__(self._step, *inputs)
 
-    def end(self, scalars: None, weights: None) -> tuple:
+    def end(self, scalars: None) -> tuple:
         """Return nothing: the graph has ended the window, or `flush` will."""
-        del scalars, weights
+        del scalars
         return ()
 
     def clear(self) -> None:

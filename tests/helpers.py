@@ -15,7 +15,6 @@ import ms_accum.engine.graph_window
 from ms_accum import GradientAccumulation
 from ms_accum.engine.boundary import Boundary
 from ms_accum.engine.native_update import NativeUpdate
-from ms_accum.loss.objective import Weight
 from ms_accum.network import tree
 from ms_accum.network.kernels import NativeKernels
 
@@ -154,10 +153,7 @@ def _one_late(micro_batches, window):
 
 # Faults planted to test the checks: (module, name, replacement).
 MUTATIONS = {
-    "no division": [
-        (Boundary, "_divisor", _no_division),
-        (Weight, "set_unit_for", lambda weight, micro_batches: None),  # else full windows need none
-    ],
+    "no division": [(Boundary, "_divisor", _no_division)],
     "no clear": [
         *in_both("clear", _no_clear),
         (NativeUpdate, "__init__", never_emptied),

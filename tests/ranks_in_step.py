@@ -261,13 +261,6 @@ def misused(group):
     return {"said": messages, "held": [model.micro_batches, accumulator.micro_batches], "flushed": accumulator.flush()}
 
 
-def tiny_weights(group):
-    """So small that a product of weight and gradient is no float32."""
-    model = driver_of(zero=False, weight=lambda x, y: 1e-50 * float(counting(x, y)))
-    records = ranks.train(model, even(group))
-    return {"state": ranks.complete_state_of(model), "updates": model.updates, "records": records}
-
-
 def sent(group):
     """All ranks get the parameters of rank 0, of any type."""
     random = np.random.RandomState(group.rank)
@@ -344,7 +337,6 @@ def run_scenarios(group):
         "scattered": in_job_mode(scattered, group),
         "refused": on_host(refused, group),
         "misused": on_host(misused, group),
-        "tiny": on_host(tiny_weights, group),
         "sent": sent(group),
         "pieces": in_pieces(group),
     }

@@ -30,7 +30,7 @@ FACTS = {
     "updated": False,
     "skips": 0,
     "at": dataclasses.asdict(Position()),
-    "window": {"micro_batches": 0, "loss": [0.0, 0.0, 0], "unit": None},
+    "window": {"micro_batches": 0, "loss": [0.0, 0.0, 0]},
 }
 
 

@@ -202,7 +202,7 @@ def test_missing_division_is_diagnosed(monkeypatch):
 
 
 def test_ignored_weights_are_diagnosed(monkeypatch):
-    monkeypatch.setattr(Weight, "counted", lambda self, micro_batch: 1.0)
+    monkeypatch.setattr(Weight, "of", lambda self, micro_batch: 1.0)
     result = verify(dense(), cross_entropy(), batch(), 4)
     assert not result.ok and re.search("the window is divided wrongly|The weights are not", result.diagnosis)
 

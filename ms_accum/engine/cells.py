@@ -138,7 +138,7 @@ class TrainForwardBackward(Compiled):
         counted = None
         if window.weight_sum:
             counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
-        loss, grads = call(self.loss_and_gradients, (counted if window.weighs_loss else 1.0, *inputs))
+        loss, grads = call(self.loss_and_gradients, inputs)
         kept_factor = None
         if window.skips is not None:
             weight = Tensor(1.0, ms.float32) if counted is None else counted
@@ -171,8 +171,6 @@ class TrainOptim(Compiled):
     Inputs:
         - **figures** (Tensor, optional) - float32 numbers to sum over the ranks in the same communication. With a
           dynamic `loss_scale` the first is the sum of the losses: if it is not finite, the scale is not lowered.
-        - **divides** (bool, optional) - whether to divide by the sum of the weights; False if they add up to 1.
-          Default: ``True``.
 
     Outputs:
         tuple[Tensor], whether the parameters were updated, the norm before clipping, and the sum of `figures` if given.
@@ -224,8 +222,8 @@ class TrainOptim(Compiled):
         self.contains(window.collaborators.optimizer)
         self.window = window
 
-    def construct(self, figures: Any = None, divides: bool = True) -> Any:
-        updated, norm, summed = self.window.close(figures, divides=divides)
+    def construct(self, figures: Any = None) -> Any:
+        updated, norm, summed = self.window.close(figures)
         return (updated, norm) if figures is None else (updated, norm, summed)
 
 

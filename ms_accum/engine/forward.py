@@ -1,4 +1,4 @@
-"""The forward and backward pass of a micro-batch: loss x weight x scale -> gradients."""
+"""The forward and backward pass of a micro-batch: loss x scale -> gradients."""
 
 from __future__ import annotations
 
@@ -48,13 +48,10 @@ class Forward(nn.Cell):
         loss = scalar(self.owner, loss, self.has_loss_fn)
         return loss * scale, loss
 
-    def construct(self, scale: Any, *inputs: Any) -> Any:
+    def construct(self, *inputs: Any) -> Any:
         if self.rejects_rows is not None:
             self.rejects_rows()
-        if self.sens != 1.0:  # constant in the graph, which saves a kernel
-            scale = scale * self.sens
-        if self.changing:
-            scale = scale * self.changing[0]
+        scale = self.sens * self.changing[0] if self.changing else self.sens
         (_, loss), grads = call(self.differentiate, (scale, *inputs))
         grads = tree.dense(grads, self.parameters)
         grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters)

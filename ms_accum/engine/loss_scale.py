@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
-import shutil
-import tempfile
 import weakref
 from typing import Any, Callable
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore import Parameter, Tensor, amp, ops
 
 from .. import _check
 from ..network.state import attached, state, unique_name
@@ -70,37 +66,6 @@ class DynamicScale:
     def state(self) -> dict[str, Parameter]:
         """dict, its Parameters in a training state, by name."""
         return {"value": self.value, "good": self.good, "overflows": self.overflows}
-
-
-def mixed(owner: str, network: nn.Cell, level: str) -> nn.Cell:
-    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" unchanged.
-
-    Raises:
-        ValueError: If the device does not support it.
-    """
-    if level == "off":
-        return network
-    if level != "bf16":
-        return _rewritten(network, level, ms.float16)
-    if ms.get_context("device_target") == "CPU":
-        remedy, got = "Use O1 to O3, which compute in float16.", "bf16, which its matrix product does not support"
-        _check.raise_invalid(ValueError, owner, "amp", "off or O1 to O3 on CPU", got, remedy)
-    return _rewritten(network, "O1", ms.bfloat16)
-
-
-def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
-    """Return the result of `auto_mixed_precision`.
-
-    O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
-    to a temporary one, which is removed at the end of the process.
-    """
-    current, temporary = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    os.chdir(temporary)
-    try:
-        return amp.auto_mixed_precision(network, level, dtype)
-    finally:
-        os.chdir(current)
 
 
 def own_scale(optimizer: Any) -> float:

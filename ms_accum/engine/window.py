@@ -28,8 +28,6 @@ class Window:
         collaborators (Collaborators): what the window works with.
         grad_sum (Optional[Sequence[Parameter]]): the accumulators. None: a window of one micro-batch, which has none.
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
-        weighs_loss (bool): whether the loss has been multiplied by the weight, and so the gradients too. Default:
-            ``False``, weights multiply the gradients, in float32.
         may_empty (bool): whether its end may leave it empty, which is faster. Default: ``False``, for accumulators of
             the user's, who empties them.
         touched (Sequence[Parameter]): more Parameters that the branch with the optimizer uses. Default: none.
@@ -41,7 +39,6 @@ class Window:
         grad_sum: Sequence[Parameter] | None,
         weight_sum: Parameter | None = None,
         *,
-        weighs_loss: bool = False,
         may_empty: bool = False,
         touched: Sequence[Parameter] = (),
     ):
@@ -52,7 +49,6 @@ class Window:
         self.has_sums = grad_sum is not None
         self.grad_sum = tuple(grad_sum or ())
         self.weight_sum = untracked(weight_sum)
-        self.weighs_loss = weighs_loss
         self.skips = collaborators.skips if self.has_sums else None
         self.sum_over_ranks = collaborators.summing.of_micro_batch
         self.names = tuple(parameter.name for parameter in collaborators.parameters)
@@ -87,7 +83,7 @@ class Window:
         return self._add_by(self.kernels, gradients, weight, extra, kept_factor)
 
     def _add_by(self, kernels: Any, gradients: Any, weight: Any, extra: Any, kept_factor: Any) -> Any:
-        factor = kept_factor if weight is None or self.weighs_loss else weight
+        factor = kept_factor if weight is None else weight
         if self.sum_over_ranks is not None:
             if kept_factor is not None:
                 gradients = tree.multiply_no_nan(gradients, factor)
@@ -101,12 +97,12 @@ class Window:
             return kernels.add_weighted(self.grad_sum, gradients, factor)
         return kernels.add(self.grad_sum, gradients)
 
-    def close(self, figures: Any = None, notes: Any = None, *, divides: bool = True) -> Any:
-        """End the window: see `Boundary`. ``divides=False``: the weights add up to 1.
+    def close(self, figures: Any = None, notes: Any = None) -> Any:
+        """End the window: see `Boundary`.
 
         Afterwards it must be cleared, unless it `is_empty_when_closed`.
         """
-        weight_sum = self.weight_sum[0] if self.weight_sum and divides else None
+        weight_sum = self.weight_sum[0] if self.weight_sum else None
         closed = self.boundary(self.grad_sum, weight_sum, figures, None, notes)
         if self.is_empty_when_closed:
             return ops.depend(closed, clear_scalars(self.weight_sum, self.skips))
@@ -157,11 +153,8 @@ def clear_scalars(weight_sum: tuple, skips: SkipMicro | None) -> Any:
     return cleared
 
 
-def new_window(
-    name: str, collaborators: Collaborators, *, weighs_loss: bool = False, touched: Iterable[Parameter] = ()
-) -> Window:
+def new_window(name: str, collaborators: Collaborators, *, touched: Iterable[Parameter] = ()) -> Window:
     """Return a window with new accumulators, whose names begin with `name`."""
     grad_sum = zeros_like(f"{name}.grad_sum", collaborators.summing.like)
     weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if collaborators.weighted else None
-    touched = tuple(touched)
-    return Window(collaborators, grad_sum, weight_sum, weighs_loss=weighs_loss, may_empty=True, touched=touched)
+    return Window(collaborators, grad_sum, weight_sum, may_empty=True, touched=tuple(touched))

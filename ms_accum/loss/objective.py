@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
 import mindspore as ms
-import numpy as np
 from mindspore import Tensor, nn
 
 from .. import _check
 from ..layers.batch_norm import warn_about_batch_norm
-from ..ranks.group import Group, gather
+from ..ranks.group import Group
 from .additivity import AdditivityCheck, numbers_rows
 from .columns import ColumnsCheck, amount_of
 from .known_losses import (
@@ -63,7 +61,7 @@ class Objective:
         """str, ``"mean"`` or ``"sum"``."""
         self.terms = self._terms(weight, coefficients, group)
         """Optional[Terms], the terms of the loss, if it has several."""
-        self.weight: Any = Weight(owner, weight, reduction, loss_fn, group) if self.terms is None else self.terms
+        self.weight: Any = Weight(owner, weight, reduction, loss_fn) if self.terms is None else self.terms
         """Union[Weight, Terms], the weight of a micro-batch, or what each term is divided by."""
         self.summing = check_reduction(owner, loss_fn, reduction) == "sum"
         """bool, whether losses are sums, which are added as they are."""
@@ -81,7 +79,7 @@ class Objective:
         self._additivity: AdditivityCheck | None = None  # until it has a result
         if checks:  # in a Cell of its own, because labels of a part may number more rows than it has
             forward = network if loss_fn is None else WithLoss(network, loss_fn)
-            weigh: Any = self.weight.counted
+            weigh: Any = self.weight.of
             self._additivity = AdditivityCheck(owner, forward, weigh)
 
     def _terms(self, weight: Any, coefficients: Any, group: Group | None) -> Terms | None:
@@ -144,36 +142,20 @@ class Objective:
 class Weight:
     """Computes the weight of each micro-batch, on the host.
 
-    The graph does not get the weight w itself, but w divided by the `unit`, a number that is constant within a window.
-    First, weights of any size (8 rows, 10**6 tokens, a user's 10**-9) become numbers of about 1, so that their products
-    with losses and gradients keep the precision of float32, and do not overflow in float16. Second, if the unit is the
-    weight of a full window, the weights of N equal micro-batches are 1/N each, so a full window needs no division. The
-    result is the same: the unit cancels out in the quotients ``sum(w g) / sum(w)`` and ``sum(w loss) / sum(w)``. `of`
-    sets it at the first micro-batch of a window whose weight is not 0: to N times this weight after ``set_unit_for(N)``
-    with N > 0, otherwise to the largest power of two that is not above it, by which division is exact. In a single
-    process it changes with each window, because weights of different windows may differ by orders of magnitude: `begin`
-    removes it. Ranks add up their weighted gradients, so they set it once, together, from the largest of their first
-    weights, and keep it. A resumed run gets the unit of its open window from the training state.
-
     Args:
         owner (str): the name used in error messages.
         weight (Union[None, float, Tensor, Callable]): ``None``, the number that the loss divides by; a number; or a
             function of the micro-batch's columns that returns one.
         reduction (str): ``"mean"``, which uses weights, or ``"sum"``, which does not.
         loss_fn (Union[Cell, Callable, None]): the loss.
-        group (Optional[Group]): the ranks, which use the same unit.
     """
 
-    def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None, group: Group | None = None):
+    def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None):
         if weight is not None and reduction == "sum":
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
         self._owner = owner
-        self._group = group
         self.weighs = reduction == "mean"
         """bool, whether gradients are multiplied by weights."""
-        self.unit: float | None = None
-        """Optional[float], the unit of the open window's weights, see above; None before the first of them."""
-        self._equal_parts = 0
         self._tensors: dict[float, Tensor] = {}
         divisor = divisor_of(loss_fn)
         self.is_guess = weight is None and divisor is None
@@ -189,62 +171,18 @@ class Weight:
         else:
             self._weight = _check.positive_number(owner, "weight", as_number(weight))
 
-    def set_unit_for(self, micro_batches: int) -> None:
-        """Choose the unit of the windows that follow, in a single process.
-
-        Args:
-            micro_batches (int): the size of a window, so that its weights add up to 1 if they are equal; 0 for a power
-                of two.
-        """
-        self._equal_parts = micro_batches
-
-    def begin(self) -> None:
-        """Begin a window; in a single process its unit is not set yet.
-
-        Ranks keep theirs: there weights multiply gradients in float32, whose range is large enough for all windows.
-        """
-        if self._group is None:
-            self.unit = None
-
     def of(self, micro_batch: tuple) -> float:
-        """Return the weight, >= 0, of the next micro-batch of the run; the first one of a window sets the unit."""
-        weight = self.counted(micro_batch)
-        if self.weighs and self.unit is None:
-            if not self._equal_parts:
-                self.unit = unit_near(weight, self._group)
-            elif weight:
-                self.unit = self._equal_parts * weight
-        return weight
-
-    def counted(self, micro_batch: tuple) -> float:
-        """Return the weight of a micro-batch; the unit is not changed."""
+        """Return the weight of a micro-batch, >= 0."""
         if not callable(self._weight):
             return self._weight
         return amount_of(self._owner, self._weight, micro_batch)
 
-    def in_units(self, amount: float) -> float:
-        """Return a weight, or a sum of values times weights, divided by the unit."""
-        return amount / (self.unit or 1.0)
-
     def as_tensor(self, weight: float) -> Tensor | None:
-        """Return a weight > 0 for the graph, divided by the unit; None if gradients are summed without weights."""
+        """Return a weight > 0 for the graph; None if gradients are summed without weights."""
         if not self.weighs:
             return None
-        scaled = self.in_units(weight)
-        if scaled not in self._tensors:
+        if weight not in self._tensors:
             if len(self._tensors) >= 1024:
                 self._tensors.clear()
-            self._tensors[scaled] = Tensor(scaled, ms.float32)
-        return self._tensors[scaled]
-
-
-def unit_near(weight: float, group: Group | None) -> float | None:
-    """Return the largest power of two that is not above a weight, or, with several ranks, not above their largest one.
-
-    If the weight is 0: None in a single process; 1 with several ranks, if it is 0 on all of them.
-    """
-    exponent = math.floor(math.log2(weight)) if weight else -math.inf
-    largest = float(gather(np.array([exponent], np.float32), group).max())
-    if largest == -math.inf:
-        return 1.0 if group else None
-    return 2.0**largest
+            self._tensors[weight] = Tensor(weight, ms.float32)
+        return self._tensors[weight]

@@ -69,7 +69,6 @@ class Terms:
     """
 
     weighs = False
-    unit: float | None = None
     is_guess = may_be_zero = False
 
     def __init__(
@@ -151,15 +150,6 @@ class Terms:
     def counted(self, micro_batch: tuple) -> tuple[float, ...]:
         """Return what each term of a micro-batch is divided by."""
         return tuple(count(micro_batch) for count in self._counts)
-
-    # What `Weight` does; nothing here depends on the window.
-
-    def begin(self) -> None:
-        """Do nothing."""
-
-    def in_units(self, amount: float) -> float:
-        """Return the amount."""
-        return amount
 
     def as_tensor(self, divisors: tuple[float, ...]) -> tuple[float, ...]:
         """Return the divisors, which the host needs."""

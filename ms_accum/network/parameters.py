@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, ops
 
 
 def as_array(parameter: Tensor) -> np.ndarray:
@@ -58,14 +58,3 @@ def restore(copies: Iterable[tuple[Parameter, np.ndarray]]) -> None:
     for parameter, values in copies:
         if not np.array_equal(as_array(parameter), values, equal_nan=True):
             ops.assign(parameter, Tensor(values).astype(parameter.dtype))
-
-
-def has_half(network: nn.Cell) -> bool:
-    """Return whether MindSpore marks a part of the network as float16; casts in `construct` are not found."""
-    cells = [cell for _, cell in network.cells_and_names()]
-    if any(cell.get_flags().get("fp16") for cell in cells):
-        return True
-    # Cells that `amp.auto_mixed_precision` has rewritten ("O1") or decorated ("auto") have no flags.
-    if any(getattr(cell, "_amp_level", None) in ("O1", "O2", "O3", "auto") for cell in cells):
-        return True
-    return any(parameter.dtype == ms.float16 for parameter in network.get_parameters())

@@ -17,6 +17,7 @@ from .. import _check
 from .command import FlagError
 from .folder import read_config, resumed_folder
 
+PRECISIONS = ("off", "O1", "O2", "O3", "bf16")
 ONE_START = ("config", "debug", "download", "output_dir", "overwrite", "resume")
 """tuple, the flags that a resumed run does not take from the run that it continues."""
 MAY_CHANGE = ("ckpt_path", "data_path", "device_target", "epochs", "eval_every", "keep", "max_updates", "save_every")
@@ -90,7 +91,7 @@ def _training_parser() -> Parser:
     text = "largest norm of a window's gradient (default: no limit)"
     add("--clip_norm", type=number(0, above=True), metavar="X", help=text)
     text = "mixed precision: float16 at MindSpore's level, with a dynamic loss scale, or bfloat16 (default: off)"
-    add("--amp", choices=("off", "O1", "O2", "O3", "bf16"), default="off", help=text)
+    add("--amp", choices=PRECISIONS, default="off", help=text)
     text = "average the weights over the updates with the decay X, such as 0.999, and evaluate the average"
     add("--ema", type=number(0, below=1), metavar="X", help=text)
     text = "ZeRO stage with several processes: 1 shards the optimizer's state, 2 also the accumulators"
@@ -139,6 +140,7 @@ def evaluation_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--model", choices=tuple(MODELS), help=text)
     text = "also write DIR/report.html: results by class, the confusion matrix, and the most certain wrong images"
     parser.add_argument("--report", type=path, metavar="DIR", help=text)
+    parser.set_defaults(amp=None)  # that of the record
     add_program(parser)
     return parser.parse_args(argv)
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import math
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import amp, nn
 
 from model_zoo import DOWNLOADS, MODELS, RECIPES, DataError, NextTokenLoss, create_dataset, create_text_dataset
 from model_zoo.next_token import LossOfTokens, count_targets
@@ -23,11 +27,11 @@ from ..saving.files import write_bytes
 from ..saving.model_file import CheckpointError
 from ..training.evaluation import evaluate
 from .command import FlagError, interruptible
+from .flags import PRECISIONS
 
-_MOST_TOKENS, _MOST_SCORES = (
-    2**11,
-    2**23,
-)  # in a batch of an evaluation, which should not need more memory than training
+_RECORDED = ("model", "dataset", "amp")  # beside a model
+# In a batch of an evaluation, which should not need more memory than training.
+_MOST_TOKENS, _MOST_SCORES = 2**11, 2**23
 
 
 class Images:
@@ -57,7 +61,7 @@ class Images:
 
     def network(self) -> nn.Cell:
         """Return a new network."""
-        return MODELS[self._args.model].make()
+        return _mixed(MODELS[self._args.model].make(), self._args.amp)
 
     def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
         """Return the part of right answers, under the tutorial's name."""
@@ -67,7 +71,7 @@ class Images:
     @property
     def record(self) -> dict[str, Any]:
         """dict, what `eval.py` needs to make the network again."""
-        return {"model": self._args.model, "dataset": self._args.dataset}
+        return {name: getattr(self._args, name) for name in _RECORDED}
 
 
 class Text:
@@ -98,7 +102,8 @@ class Text:
     def network(self) -> nn.Cell:
         """Return a new network for the characters of the text that was read."""
         sizes = {name: getattr(self._args, name) for name in SIZES}
-        return MODELS[self._args.model].make(vocab_size=len(self._vocabulary or ""), tie_weights=True, **sizes)
+        network = MODELS[self._args.model].make(vocab_size=len(self._vocabulary or ""), tie_weights=True, **sizes)
+        return _mixed(network, self._args.amp)
 
     def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
         """Return the mean loss of a token, and the same in bits."""
@@ -113,8 +118,38 @@ class Text:
     @property
     def record(self) -> dict[str, Any]:
         """dict, what `eval.py` needs to make the network again."""
-        sizes = {name: getattr(self._args, name) for name in SIZES}
-        return {"model": self._args.model, "dataset": self._args.dataset, **sizes, "vocabulary": self._vocabulary}
+        return {**{name: getattr(self._args, name) for name in (*_RECORDED, *SIZES)}, "vocabulary": self._vocabulary}
+
+
+def _mixed(network: nn.Cell, level: str | None) -> nn.Cell:
+    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" unchanged.
+
+    Raises:
+        ValueError: If the device does not support it.
+    """
+    if level in ("off", None):
+        return network
+    if level != "bf16":
+        return _rewritten(network, level, ms.float16)
+    if ms.get_context("device_target") == "CPU":
+        remedy, got = "Use O1 to O3, which compute in float16.", "bf16, which its matrix product does not support"
+        _check.raise_invalid(ValueError, "train.py", "amp", "off or O1 to O3 on CPU", got, remedy)
+    return _rewritten(network, "O1", ms.bfloat16)
+
+
+def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
+    """Return the result of `auto_mixed_precision`.
+
+    O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
+    to a temporary one, which is removed at the end of the process.
+    """
+    current, temporary = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    os.chdir(temporary)
+    try:
+        return amp.auto_mixed_precision(network, level, dtype)
+    finally:
+        os.chdir(current)
 
 
 def task_of(args: argparse.Namespace) -> Images | Text:
@@ -173,7 +208,7 @@ def read_record(path: str) -> dict[str, Any] | None:
         with open(name, encoding="utf-8") as file:
             record = json.load(file)
         is_text = RECIPES[record["dataset"]].text is not None
-        known = MODELS[record["model"]].takes_text == is_text
+        known = MODELS[record["model"]].takes_text == is_text and record["amp"] in PRECISIONS
         sizes = [record[name] for name in SIZES] if is_text else []
         valid = known and all(type(size) is int and 0 < size < 2**16 for size in sizes)
         valid = valid and isinstance(record.get("vocabulary", ""), str)

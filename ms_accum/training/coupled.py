@@ -41,9 +41,6 @@ class Coupled:
         compiles (bool): whether the passes are compiled in PyNative mode.
     """
 
-    closes = False
-    """bool, whether `add` may end a window."""
-
     def __init__(
         self,
         loss_of_batch: LossOfBatch,
@@ -61,9 +58,9 @@ class Coupled:
         self._collected: list[tuple] = []
         self._loss = _LossOfWindow()
 
-    def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None) -> _LossOfWindow:
+    def add(self, micro_batch: tuple, weight: Tensor | None, last: bool) -> _LossOfWindow:
         """Collect a copy of a micro-batch, and return the window's loss, to be read after the window has ended."""
-        del weight, closing
+        del weight, last
         self._collected.append(tuple(copied(column) for column in micro_batch))
         return self._loss
 
@@ -81,11 +78,10 @@ class Coupled:
         self._loss = _LossOfWindow()
         self._runner.clear()
 
-    def end(self, scalars: Callable[[], Tensor] | None, weights: float | None) -> tuple:
+    def end(self, scalars: Callable[[], Tensor] | None) -> tuple:
         """Run the window, and do what the end of a window without weights does."""
-        del weights
         self._run()
-        return self._runner.end(scalars, None)
+        return self._runner.end(scalars)
 
     def _run(self) -> None:
         """Run the window's three passes."""

@@ -179,7 +179,7 @@ class Evaluation:
             step = callbacks.arguments.cur_step_num + 1
             callbacks("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
             loss, *output = self._run(*columns) if self._has_output else (self._run(*columns),)
-            mean.add(loss, self._objective.weight.counted(columns), columns[0].shape[0])
+            mean.add(loss, self._objective.weight.of(columns), columns[0].shape[0])
             loss = loss if terms is None else mean.last
             callbacks("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
             for metric in self._metrics.values():

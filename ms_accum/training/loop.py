@@ -178,7 +178,7 @@ class ResumableLoop:
         window = self._window
         metadata = {
             "at": asdict(self._at),
-            "window": {"micro_batches": int(window.micro_batches.asnumpy()), "loss": [0.0, 0.0, 0], "unit": None},
+            "window": {"micro_batches": int(window.micro_batches.asnumpy()), "loss": [0.0, 0.0, 0]},
             "updates": self._updates,
             "skipped": int(window.skipped.asnumpy()),
             "updated": bool(window.updated.asnumpy()),

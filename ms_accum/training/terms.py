@@ -56,8 +56,6 @@ class WindowOfTerms:
         skips (Optional[SkipMicro]): leaves out micro-batches. Default: ``None``, nothing does.
     """
 
-    closes = False
-
     def __init__(
         self,
         objective: Objective,
@@ -76,9 +74,9 @@ class WindowOfTerms:
         self._collected: list[_Collected] = []
         self._bytes = 0
 
-    def add(self, micro_batch: tuple, divisors: Any, closing: float | None) -> _Loss:
+    def add(self, micro_batch: tuple, divisors: Any, last: bool) -> _Loss:
         """Collect a copy of a micro-batch, because loaders reuse their buffers; return its loss, known at the end."""
-        del closing
+        del last
         self._bytes += sum(column.nbytes for column in micro_batch)
         if self._bytes > LIMIT:
             raise RuntimeError(
@@ -103,15 +101,14 @@ class WindowOfTerms:
         self._collected, self._bytes = [], 0
         self._runner.clear()
 
-    def end(self, scalars: Callable[[], Tensor] | None, weights: float | None) -> tuple:
+    def end(self, scalars: Callable[[], Tensor] | None) -> tuple:
         """Run the window, and do what its end does; if nothing counts on any rank, there is no update and no norm."""
-        del weights
         collected, self._collected, self._bytes = self._collected, [], 0
         if self._skips is not None:  # then the window's end decides by the number that count
             self._run_without_bad(collected, self._skips)
-        elif not self._run(collected, may_close=scalars is None):
+        elif not self._run(collected, may_close=True):
             return self._not_updated(scalars)
-        return self._runner.end(scalars, None)
+        return self._runner.end(scalars)
 
     def _run(self, collected: Sequence[_Collected], *, may_close: bool) -> bool:
         """Run micro-batches, of which the last one may end the window; return whether anything counts on any rank."""
@@ -126,9 +123,8 @@ class WindowOfTerms:
             shares = np.array(micro_batch.divisors) / safe
             numbers = [Tensor.from_numpy(array.astype(np.float32)) for array in (coefficients * shares, shares)]
             counts = tuple(divisor > 0 for divisor in micro_batch.divisors)
-            closing = 0.0 if may_close and micro_batch is collected[-1] and self._runner.closes else None
             inputs = (*micro_batch.columns, *numbers, counts)
-            micro_batch.loss.value = self._runner.add(inputs, None, closing)
+            micro_batch.loss.value = self._runner.add(inputs, None, may_close and micro_batch is collected[-1])
         return True
 
     def _run_without_bad(self, collected: Sequence[_Collected], skips: SkipMicro) -> None:
@@ -193,11 +189,6 @@ class TermLosses:
             self._sums = self._sums + parts
             self._counts = loss.counts
         return self._sums
-
-    @property
-    def weight(self) -> float:
-        """float, 1: the terms have been divided."""
-        return 1.0
 
     @property
     def bad(self) -> list[int]:

@@ -27,14 +27,12 @@ from ..network.calls import call
 from ..network.compiled import Compiled
 from ..network.optimizers import LearningRate, is_sharded, warn_if_no_gradient
 from ..network.out_of_memory import memory_advice
-from ..network.parameters import has_half
 from ..network.state import unique_name
 from ..ranks.group import is_first
 from .coupled import Coupled
 from .terms import TermLosses, WindowOfTerms
 
-# What `_AddAndEnd` gets inside a window, and at the end of one whose weights add up to 1.
-_GOES_ON, _ONE = Tensor(-1.0, ms.float32), Tensor(1.0, ms.float32)
+_GOES_ON, _ENDS = Tensor(False), Tensor(True)
 _OWNER = "GradientAccumulation"
 
 
@@ -64,14 +62,11 @@ class Ended(NamedTuple):
 class Runner(Protocol):
     """Runs the micro-batches of a window."""
 
-    closes: bool
-    """Whether `add` ends a window if it gets `closing`; `end` then returns what came of it."""
-
     @property
     def accumulators(self) -> dict[str, ms.Parameter]: ...
-    def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None) -> Any: ...
+    def add(self, micro_batch: tuple, weight: Tensor | None, last: bool) -> Any: ...
     def pass_over(self) -> None: ...
-    def end(self, scalars: Callable[[], Tensor] | None, weights: float | None) -> tuple: ...
+    def end(self, scalars: Callable[[], Tensor] | None) -> tuple: ...
     def clear(self) -> None: ...
 
 
@@ -114,15 +109,6 @@ class OpenWindow:
         self._coupled = isinstance(objective.forward, LossOfBatch)
         self.collects = self._coupled or objective.terms is not None
         """bool, whether a window is run when it is complete, so that a state inside it is that of its beginning."""
-        # The weight multiplies the loss, which costs nothing, in a unit near the first weight of a window. Else it
-        # multiplies the gradients in float32 when these are added: in float16 a loss times another weight of the window
-        # may overflow or underflow, and several ranks would have to agree on the unit of each window.
-        self._weighs_loss = self._weight.weighs and self.group is None and not has_half(objective.forward)
-        # With a shared unit a full window needs no division; but in float16 gradients divided by N may underflow.
-        self._uses_shared_unit = self._weighs_loss and not (
-            self._coupled or collaborators.skips or collaborators.scales
-        )
-        self._knows_weights = False  # in the unit, more exactly than the graph does
         self._check_conflicts()
         self._runners: dict[bool, Runner] = {}
         self._runner: Runner
@@ -146,10 +132,7 @@ class OpenWindow:
                 "Call 'flush()' or 'clear()' first."
             )
         check_not_applied("train_process", self.collaborators.ema)
-        if self._uses_shared_unit and size != self.size:
-            self._weight.set_unit_for(size or 0)
         self.size = size
-        self._knows_weights = self._uses_shared_unit and bool(size)
         self._use_runner()
         self.was_discarded = False
         self.skipped_in_a_row = 0
@@ -165,12 +148,9 @@ class OpenWindow:
         self.objective.check_micro_batch(micro_batch, self.size == 1, self.optimizer.parameters)
         weight: Any = self._weight.of(micro_batch)
         self._rows = micro_batch[0].shape[0]
-        closing = None
-        if ends and self._runner.closes:
-            closing = self._weight.in_units(self._losses.weight + weight) if self._knows_weights else 0.0
         with self._running():
             if weight:
-                loss = self._runner.add(micro_batch, self._weight.as_tensor(weight), closing)
+                loss = self._runner.add(micro_batch, self._weight.as_tensor(weight), ends)
                 self._losses.add(loss, weight, self._rows, self.micro_batches + 1)
             else:  # not run: its loss may be 0/0 (all tokens masked), and 0 times NaN is NaN
                 self._runner.pass_over()
@@ -183,8 +163,7 @@ class OpenWindow:
         with self._running():
             sends = not alone or self.collaborators.dynamic is not None
             scalars = partial(self._scalars, requests) if sends else None
-            weights = self._weight.in_units(self._losses.weight) if self._knows_weights else None
-            lr, has_updated, norm, *sums = self._runner.end(scalars, weights)
+            lr, has_updated, norm, *sums = self._runner.end(scalars)
         bad = tuple(self._losses.bad)
         if sums and not alone:
             figures = sums[0].asnumpy().tolist()
@@ -207,9 +186,8 @@ class OpenWindow:
         return Ended(self.updated, loss, lr, grad_norm, samples, requests, overflow, bad, terms)
 
     def _scalars(self, requests: Sequence[float]) -> Tensor:
-        """Return the sums of the loss, and the requests. The mean is a quotient, so the unit cancels out."""
-        *figures, samples = self._losses.state
-        return Tensor([*map(self._weight.in_units, figures), samples, *requests], ms.float32)
+        """Return the sums of the loss, and the requests."""
+        return Tensor([*self._losses.state, *requests], ms.float32)
 
     def clear(self) -> None:
         """Discard the window."""
@@ -233,20 +211,19 @@ class OpenWindow:
         A window that is collected has changed nothing yet: this is the state of its beginning.
         """
         if self.collects:
-            return {}, {"micro_batches": 0, "loss": [0.0, 0.0, 0], "unit": None}
+            return {}, {"micro_batches": 0, "loss": [0.0, 0.0, 0]}
         with self._running():
             accumulators = self.accumulators(self.micro_batches)
-        metadata = {"micro_batches": self.micro_batches, "loss": self._losses.state, "unit": self._weight.unit}
+        metadata = {"micro_batches": self.micro_batches, "loss": self._losses.state}
         return accumulators, {**metadata, "bad": self._losses.bad} if self._losses.bad else metadata
 
     def load(self, window: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
-        """Continue from a saved state; the accumulators have been loaded, in its unit."""
+        """Continue from a saved state; the accumulators have been loaded."""
         if not window["micro_batches"]:
             self.clear()
         else:
             self._losses.load(window["loss"], window.get("bad", ()))
         self.micro_batches = window["micro_batches"]
-        self._weight.unit = window["unit"]
         self._overflows = self.collaborators.overflows
         self.updates = counters["updates"]
         self.skipped = counters["skipped"]
@@ -294,7 +271,6 @@ class OpenWindow:
 
     def _reset(self) -> None:
         self._losses.clear()
-        self._weight.begin()
         self.micro_batches = 0
 
     @contextmanager
@@ -333,7 +309,7 @@ class OpenWindow:
         name = unique_name("gradient_accumulation")
         forward = self.objective.forward
         if not isinstance(forward, LossOfBatch):
-            window = new_window(name, self.collaborators, weighs_loss=self._weighs_loss)
+            window = new_window(name, self.collaborators)
             return _Accumulating(forward, window)
         loss_parameters = trained_by_loss(forward, self.optimizer.parameters)
         window = new_window(name, replace(self.collaborators, weighted=False))
@@ -365,27 +341,24 @@ class _Accumulating:
         self._add_and_end: _AddAndEnd | None = None
         if window.is_empty_when_closed and collaborators.group is None and collaborators.dynamic is None:
             self._add_and_end = _AddAndEnd(part_of_larger_graph(window, network, sens), self._optim)
-        self.closes = self._add_and_end is not None
-        """bool, whether `add` ends a window if it gets `closing`."""
         self._ended: tuple | None = None
         self._add_zeros = None if window.sum_over_ranks is None else _AddZeros(window)
         self._learning_rate = LearningRate(collaborators.optimizer)
 
-    def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None = None) -> Any:
+    def add(self, micro_batch: tuple, weight: Tensor | None, last: bool = False) -> Any:
         """Add a micro-batch and return its loss.
 
         Args:
             micro_batch (tuple): its columns.
             weight (Optional[Tensor]): its weight.
-            closing (Optional[float]): if `end` follows, what it gets as `weights`, or 0. Default: ``None``.
+            last (bool): whether `end` follows. Default: ``False``.
         """
         if self._add_and_end is None:
             return self._forward_backward(*micro_batch, weight=weight)
-        if closing is None:
+        if not last:
             return self._add_and_end(_GOES_ON, weight, *micro_batch)[0]
         lr = self._learning_rate()
-        weights = _ONE if closing == 1 else Tensor(closing, ms.float32)
-        loss, updated, norm = self._add_and_end(weights, weight, *micro_batch)
+        loss, updated, norm = self._add_and_end(_ENDS, weight, *micro_batch)
         self._ended = (lr, updated, norm)
         return loss
 
@@ -406,21 +379,17 @@ class _Accumulating:
         self._ended = None
         self._clear()
 
-    def end(self, scalars: Callable[[], Tensor] | None, weights: float | None) -> tuple:
+    def end(self, scalars: Callable[[], Tensor] | None) -> tuple:
         """Update and clear; return the learning rate used, whether the optimizer was called, and the norm.
 
         Args:
             scalars (Optional[Callable]): returns numbers to sum over the ranks; their sums are also returned.
-            weights (Optional[float]): the exact sum of the weights, if it is available.
         """
         if self._ended is not None:
             ended, self._ended = self._ended, None
             return ended
         lr = self._learning_rate()
-        if weights is not None and weights != 1:  # the graph has the sum of the rounded weights
-            ops.assign(self._window.weight_sum[0], Tensor(weights, ms.float32))
-        divides = weights is None or weights != 1
-        updated, norm, *sums = self._optim(None if scalars is None else scalars(), divides)
+        updated, norm, *sums = self._optim(None if scalars is None else scalars())
         if not self._window.is_empty_when_closed:
             # After an update the norm was finite, so every element is finite.
             self._clear(bool(updated))
@@ -435,8 +404,7 @@ class _AddAndEnd(Compiled):
         optim (TrainOptim): the Cell that ends the window, and leaves it empty.
 
     Inputs:
-        - **weights** (Tensor) - below 0: the window continues; otherwise it ends, and this is the exact sum of its
-          weights, or 0 if only the accumulated sum is known.
+        - **last** (Tensor) - whether the window ends with it.
         - **weight** (Optional[Tensor]), **\\*inputs** (tuple[Tensor]) - those of `TrainForwardBackward`.
 
     Outputs:
@@ -448,15 +416,12 @@ class _AddAndEnd(Compiled):
         optimizer, network = window.collaborators.optimizer, forward_backward.loss_and_gradients.network
         super().__init__(forward_backward.owner, forward_backward.compiles, network, optimizer)
         self.forward_backward, self.optim = forward_backward, optim
-        self.boundary, self.weight_sum = window.boundary, window.weight_sum
+        self.boundary = window.boundary
 
-    def construct(self, weights: Any, weight: Any, *inputs: Any) -> Any:
+    def construct(self, last: Any, weight: Any, *inputs: Any) -> Any:
         loss = call(self.forward_backward, inputs, weight=weight)
         updated, norm = Tensor(False), Tensor(0.0, ms.float32)
-        if self.boundary.touch(weights >= 0):
-            if self.weight_sum:
-                exact = ops.where(weights > 0, weights, self.weight_sum[0])
-                ops.assign(self.weight_sum[0], exact)
+        if self.boundary.touch(last):
             updated, norm = self.optim()
         return loss, updated, norm
 
@@ -480,7 +445,6 @@ class _AtOnce:
         collaborators (Collaborators): what a window works with.
     """
 
-    closes = False
     accumulators: dict[str, ms.Parameter] = {}
     _ended: tuple | None = None
 
@@ -489,9 +453,9 @@ class _AtOnce:
         self._update_with_zeros = None if collaborators.weighted else _UpdateWithZeros(self._cell)
         self._learning_rate = LearningRate(collaborators.optimizer)
 
-    def add(self, micro_batch: tuple, weight: Tensor | None, closing: float | None) -> Tensor:
+    def add(self, micro_batch: tuple, weight: Tensor | None, last: bool) -> Tensor:
         """Run a micro-batch and update with it; a weight would cancel out."""
-        del weight, closing
+        del weight, last
         lr = self._learning_rate()
         loss, updated, norm = self._cell(*micro_batch)
         self._ended = (lr, updated, norm)
@@ -502,9 +466,9 @@ class _AtOnce:
         if self._update_with_zeros is not None:
             self._ended = (self._learning_rate(), *self._update_with_zeros())
 
-    def end(self, scalars: Any, weights: Any) -> tuple:
+    def end(self, scalars: Any) -> tuple:
         """Do what `_Accumulating.end` does; if the micro-batch had weight 0, a mean has no update and no norm."""
-        del scalars, weights
+        del scalars
         ended, self._ended = self._ended, None
         return ended or (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))
 
@@ -527,7 +491,7 @@ class _UpdateAtOnce(Compiled):
         self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any) -> Any:
-        loss, grads = call(self.loss_and_gradients, (1.0, *inputs))
+        loss, grads = call(self.loss_and_gradients, inputs)
         total = loss[0] if self.loss_and_gradients.has_terms else loss
         scalars = ops.reshape(ops.cast(total, ms.float32), (1,)) if self.scaled else None
         updated, norm = self.window.close_at_once(grads, None, scalars)[:2]
@@ -583,11 +547,6 @@ class WindowLoss:
         """list[int], the numbers of the micro-batches whose loss is not finite."""
         self._carry()
         return self._bad
-
-    @property
-    def weight(self) -> float:
-        """The sum of the weights so far, including those of losses that have not been read."""
-        return self._sums[1] + sum(weight for _, weight, _ in self._terms)
 
     @property
     def mean(self) -> float:

@@ -76,13 +76,6 @@ def test_weights_are_applied_in_float32(rows, explicit):
     assert float(norm.asnumpy()) == pytest.approx(10009**0.5) and float(cells.weight_sum.asnumpy()) == sum(rows)
 
 
-def test_weight_in_float16_loss_is_detected():
-    network = Half()
-    cells = ByHand(network, nn.SGD([network.w], 1.0), mean=True)
-    cells.forward_backward.window.weighs_loss = True
-    assert not cells.window([micro_batch(100.0, 3.0, rows=1024)])[1]
-
-
 def test_explicit_weights():
     network, cells = slope_by_hand(mean=True)
     cells.forward_backward(*micro_batch(1), weight=Tensor(3.0, ms.float32))

@@ -17,7 +17,6 @@ from reference import miss
 from runs import stop_after
 from ways import WAYS, Half, Root, Trained
 
-# Windows of 2 begin with powers of two: so the unit of each, which differs with a loss scale, rounds nothing.
 ROWS = [(1.0, 2.0, 2), (3.0, -1.0, 4), (0.5, 0.25, 1), (-2.0, 1.0, 2), (4.0, 4.0, 4)]
 FIXED = {
     "a number": lambda: 1024,

@@ -141,6 +141,7 @@ def record(**sizes):
     content = {
         "model": "gpt",
         "dataset": "sentences",
+        "amp": "off",
         "context": 8,
         "heads": 1,
         "width": 8,

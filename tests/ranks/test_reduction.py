@@ -13,7 +13,6 @@ import ranks_in_step
 from conftest import tried_with_3
 from helpers import micro_batch, mutate, slope_driver
 from ms_accum import Accumulator, GradientAccumulation, Group, TrainForwardBackward, TrainOptim, ZeroOptimizer
-from ms_accum.loss.objective import unit_near
 from reference import miss
 
 KINDS = ("plain", "in step", "zero 1", "zero 2")
@@ -194,16 +193,6 @@ def test_misuse_raises_on_all_ranks(in_step):
         assert rank["misused"]["held"] == [0, 0] and not rank["misused"]["flushed"]
 
 
-def test_tiny_weights_are_exact(in_step):
-    result = same(in_step, "tiny")
-    plain = same(in_step, "plain")
-    check_close(result["state"], plain["state"])
-    for column in (3, 5):  # loss, norm
-        expected = [record[column] for record in plain["records"]]
-        assert [record[column] for record in result["records"]] == pytest.approx(expected, rel=1e-5)
-    assert result["updates"] == plain["records"][-1][2]
-
-
 def test_all_ranks_begin_with_the_parameters_of_rank_0(in_step):
     digests = [rank["sent"] for rank in in_step]
     assert all(digest == digests[0] for digest in digests) and len(digests[0]) == 4
@@ -308,11 +297,6 @@ def test_accumulators_of_the_wrong_shapes_are_rejected():
         ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.inner.parameters'."
     ):
         TrainForwardBackward(network, sharded, full_sums, **in_step)
-
-
-@pytest.mark.parametrize(("weight", "unit"), [(1, 1.0), (48, 32.0), (0.3, 0.25), (1e-40, 2.0**-133), (0, None)])
-def test_unit_near_is_a_power_of_two(weight, unit):
-    assert unit_near(weight, None) == unit
 
 
 def test_group_of_one_is_a_single_process():

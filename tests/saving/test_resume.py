@@ -191,13 +191,6 @@ def test_finished_run_resumes_for_more_epochs(tmp_path):
     check_same(more.left, expected)
 
 
-def test_used_driver_resumes_with_the_unit_of_the_state(saved, tmp_path, uninterrupted):
-    """Its own unit is that of 16 rows, the state's that of 8. The open window's weights are in the state's unit."""
-    used = Run().train(numbers([16, 8, 5, 3]), 4, epochs=1)
-    used.train(numbers(), 3, states=Checkpointer(tmp_path / "more", resume=saved))
-    assert used.left[0] == uninterrupted[0]
-
-
 @pytest.mark.both
 def test_rates_of_experimental_optimizers_are_saved(tmp_path):
     def make():

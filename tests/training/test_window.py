@@ -8,7 +8,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback, LambdaCallback
 
-from helpers import Slope, batches, cross_entropy, micro_batch, run, seen_gradient, slope_driver
+from helpers import Slope, batches, cross_entropy, micro_batch, mutate, run, seen_gradient, slope_driver
 from ms_accum import GradientAccumulation, native
 from ms_accum.training import window as windows
 from ms_accum.training.window import OpenWindow
@@ -16,14 +16,14 @@ from reference import digest
 
 
 @pytest.fixture
-def closings(monkeypatch):
-    """Record what the graph of a micro-batch gets: below 0 the window goes on, otherwise it ends."""
+def ends(monkeypatch):
+    """Record whether the graph of a micro-batch ends the window."""
     recorded = []
     add = windows._AddAndEnd.__call__
 
-    def record(cell, closing, *inputs):
-        recorded.append(float(closing.asnumpy()))
-        return add(cell, closing, *inputs)
+    def record(cell, last, *inputs):
+        recorded.append(bool(last.asnumpy()))
+        return add(cell, last, *inputs)
 
     monkeypatch.setattr(windows._AddAndEnd, "__call__", record)
     return recorded
@@ -40,13 +40,10 @@ def trained(rng_seed, rows, window, reduction="mean", **options):
     return digest(optimizer.get_parameters()), [record.loss for record in recorder.records]
 
 
-def end_in_another_graph(monkeypatch, weights=None):
-    """Let the driver end its windows in a graph of their own; `weights` replaces the sum of their weights."""
+def end_in_another_graph(monkeypatch):
+    """Let the driver end its windows in a graph of their own."""
     add = OpenWindow.add
     monkeypatch.setattr(OpenWindow, "add", lambda window, micro_batch, ends: add(window, micro_batch))
-    if weights is not None:
-        end = windows._Accumulating.end
-        monkeypatch.setattr(windows._Accumulating, "end", lambda runner, scalars, _: end(runner, scalars, weights))
 
 
 ENDS = [  # rows, window, and for each micro-batch of an epoch whether its graph ends the window: a tail does not
@@ -67,18 +64,19 @@ ENDS = [  # rows, window, and for each micro-batch of an epoch whether its graph
 )
 @pytest.mark.parametrize(("rows", "window", "expected"), ENDS)
 @pytest.mark.skipif(not native.available(), reason="the window's end leaves something to clear: no C++ compiler")
-def test_last_micro_batch_and_end_in_one_graph(rows, window, expected, reduction, options, closings, monkeypatch):
+def test_last_micro_batch_and_end_in_one_graph(rows, window, expected, reduction, options, ends, monkeypatch):
     in_one_graph = trained(3, rows, window, reduction, **options)
-    assert [closing >= 0 for closing in closings] == expected * 2
-    closings.clear()
+    assert ends == expected * 2
+    ends.clear()
     end_in_another_graph(monkeypatch)
     assert trained(3, rows, window, reduction, **options) == in_one_graph
-    assert not any(closing >= 0 for closing in closings)
+    assert not any(ends)
 
 
-def test_mutant_that_divides_by_other_weights_is_detected(monkeypatch):
+def test_mutant_that_does_not_divide_is_detected(monkeypatch):
     expected = trained(3, [8] * 5, 2)
-    end_in_another_graph(monkeypatch, weights=0.5)
+    end_in_another_graph(monkeypatch)
+    mutate(monkeypatch, "no division")
     assert trained(3, [8] * 5, 2)[0] != expected[0]
 
 
@@ -117,12 +115,12 @@ def test_infinite_loss_is_reported(mode):
     assert losses == [float("inf")]
 
 
-def test_window_ends_in_its_own_graph_where_nothing_is_compiled(closings):
+def test_window_ends_in_its_own_graph_where_nothing_is_compiled(ends):
     graph = trained(3, [8] * 5, 4)
-    assert closings or not native.available()
-    closings.clear()
+    assert ends or not native.available()
+    ends.clear()
     assert trained(3, [8] * 5, 4, compile=False)[1] == pytest.approx(graph[1], rel=1e-5)
-    assert not closings
+    assert not ends
 
 
 class Masks(nn.Cell):

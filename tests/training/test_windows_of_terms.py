@@ -331,7 +331,7 @@ def test_loader_may_reuse_its_buffer(monkeypatch):
         run(model, loader(), 3)
         return -network.w.asnumpy()[0]
 
-    def by_reference(self, micro_batch, divisors, closing):
+    def by_reference(self, micro_batch, divisors, last):
         self._collected.append(module._Collected(micro_batch, divisors, module._Loss()))
         return self._collected[-1].loss
 
