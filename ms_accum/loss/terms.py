@@ -12,7 +12,7 @@ from mindspore import Tensor, nn, ops
 
 from .. import _check
 from ..network.calls import call
-from ..ranks.group import Group, gather
+from ..ranks.group import Group, gather_numbers
 from .columns import amount_of
 from .known_losses import as_number, divisor_of, loss_reduction, runnable
 
@@ -192,13 +192,9 @@ def terms_for(owner: str, weight: Any, coefficients: Any, group: Group | None) -
 
 
 def summed(rows: Sequence[tuple[float, ...]], size: int, group: Group | None) -> np.ndarray:
-    """Return the sums of `size` numbers over rows and ranks, in float64: each is sent as two float32."""
+    """Return the sums of `size` numbers over rows and ranks, in float64."""
     own = np.array([np.zeros(size), *rows], np.float64).sum(0)
-    if group is None:
-        return own
-    high = own.astype(np.float32)
-    sent = np.concatenate([high, (own - high).astype(np.float32)])
-    return gather(sent, group).reshape(-1, 2 * size).sum(0, dtype=np.float64).reshape(2, size).sum(0)
+    return own if group is None else gather_numbers(own, group).sum(0)
 
 
 class LossOfTerms(nn.Cell):

@@ -19,7 +19,7 @@ from mindspore import Parameter, nn
 from ..network.generators import offset_seeds_by_rank
 from ..network.optimizers import hyper_parameters, is_sharded, kind_of, rates_of
 from ..network.parameters import as_array, digest_of, excluding
-from .group import Group, broadcast, gather, gather_arrays
+from .group import Group, broadcast, gather, gather_arrays, gather_numbers
 
 _MAX_LENGTH = 80  # of a value in a message
 # Ranks on different machines may round differently: by how much weights may then differ, relative to their norm.
@@ -89,21 +89,13 @@ def check_drift(
 
 
 def _far_from_rank_0(parameters: Sequence[Parameter], group: Group) -> list[int]:
-    """Return the ranks whose weights differ from those of rank 0 by more than rounding does."""
-    signs = np.random.RandomState(0)
-    projections = np.array([_projection(as_array(parameter), signs) for parameter in parameters], np.float64)
-    gathered = np.stack(gather_arrays(projections, group))
-    sums, norms = gathered[..., 0], gathered[..., 1]
-    wide = [as_array(parameter).dtype.itemsize > 2 for parameter in parameters]
-    bounds = np.where(wide, _TOLERANCE, _TOLERANCE_16_BITS) * np.maximum(norms[0], 1e-30)
-    return [rank for rank in range(1, group.size) if not np.all(np.abs(sums[rank] - sums[0]) <= bounds)]
-
-
-def _projection(array: np.ndarray, signs: np.random.RandomState) -> tuple[float, float]:
-    """Return the sum of the elements with random signs, which are equal on all ranks, and their norm."""
-    row = array.astype(np.float64).ravel()
-    plus_or_minus = signs.randint(0, 2, row.size, np.int8) * 2 - 1
-    return float(plus_or_minus @ row), float(np.sqrt(row @ row))
+    """Return the ranks whose weights differ from those of rank 0 by more than rounding does, seen by their norms."""
+    arrays = list(map(as_array, parameters))
+    own = np.array([np.linalg.norm(array.astype(np.float64)) for array in arrays])
+    norms = gather_numbers(own, group)
+    tolerances = np.where([array.dtype.itemsize > 2 for array in arrays], _TOLERANCE, _TOLERANCE_16_BITS)
+    near = np.abs(norms - norms[0]) <= tolerances * np.maximum(norms[0], 1e-30)
+    return [rank for rank in range(1, group.size) if not near[rank].all()]
 
 
 def _different(gathered: Sequence[Mapping[str, str]]) -> Iterator[tuple[str, list[str]]]:

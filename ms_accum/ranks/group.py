@@ -20,12 +20,7 @@ AUTO = "auto"
 _CHUNK_BYTES = 2**20
 _MIN_CHUNK_BYTES = 2**12  # of the last chunk, which is padded to a power of two
 _BATCH_BYTES = 2**26  # copied before they are sent
-# CPU sums only float32, which is exact for integers up to 2**24. So counts are sent as digits of 12 bits, which allows
-# 4,096 ranks.
-_DIGIT_BITS = 12
-_DIGITS = 5
-_COUNT_LIMIT = 2 ** (_DIGIT_BITS * _DIGITS)
-_COUNT_RULE = "ints >= 0 and < 2**60"
+_COUNT_RULE = "ints >= 0 and < 2**63"
 _FLOAT_BYTES = 4
 
 
@@ -100,7 +95,7 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
     All ranks must call it, with the same number of counts.
 
     Args:
-        counts (Sequence[int]): this rank's counts, each >= 0 and < 2**60.
+        counts (Sequence[int]): this rank's counts, each >= 0 and < 2**63.
         group (Optional[Group]): the ranks, the result of `own_group`; ``None`` for a single process.
 
     Returns:
@@ -121,20 +116,11 @@ def total(counts: Sequence[int], group: Group | None) -> list[int]:
     for count in counts:
         if not isinstance(count, (int, np.integer, np.bool_)):
             _check.raise_invalid(TypeError, "total", "counts", _COUNT_RULE, repr(count))
-        if not 0 <= count < _COUNT_LIMIT:
+        if not 0 <= count < 2**63:
             _check.raise_invalid(ValueError, "total", "counts", _COUNT_RULE, count)
     if group is None or group.size == 1:
         return list(counts)
-    return _from_digits(_all_reduce(Tensor(_to_digits(counts))).asnumpy())
-
-
-def _to_digits(counts: Sequence[int]) -> np.ndarray:
-    shifts = [_DIGIT_BITS * number for number in range(_DIGITS)]
-    return np.array([[int(count) >> shift & 2**_DIGIT_BITS - 1 for shift in shifts] for count in counts], np.float32)
-
-
-def _from_digits(sums: np.ndarray) -> list[int]:
-    return [sum(int(digit) << _DIGIT_BITS * number for number, digit in enumerate(row)) for row in sums]
+    return [sum(column) for column in zip(*gather_numbers(np.array(counts, np.int64), group).tolist())]
 
 
 def is_first(group: Group | None) -> bool:
@@ -163,11 +149,6 @@ def check_together(owner: str, group: Group | None, windows: int | None, *, spli
 
 
 @ms.jit
-def _all_reduce(values: Any) -> Any:
-    return ops.AllReduce()(values)
-
-
-@ms.jit
 def _all_gather(values: Any) -> Any:
     return ops.AllGather()(values)
 
@@ -182,6 +163,14 @@ def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
     return row if group is None else _all_gather(Tensor(row)).asnumpy()
 
 
+def gather_numbers(numbers: np.ndarray, group: Group) -> np.ndarray:
+    """Return the numbers of all ranks, of a type of 4 or 8 bytes, in a row for each rank.
+
+    The bytes are sent as float32, the only type that every device gathers; nothing is computed with them.
+    """
+    return gather(numbers.view(np.float32), group).view(numbers.dtype).reshape(group.size, -1)
+
+
 def gather_rows(rows: np.ndarray, group: Group | None) -> tuple[np.ndarray, int]:
     """Return the rows of all ranks, in the order of the ranks, and the number of rows before those of this rank."""
     if group is None:
@@ -193,14 +182,14 @@ def gather_rows(rows: np.ndarray, group: Group | None) -> tuple[np.ndarray, int]
 def gather_arrays(rows: np.ndarray, group: Group) -> list[np.ndarray]:
     """Return the array of each rank. They may have different numbers of rows, but not row shapes or types.
 
-    The bytes are sent as float32, the only type that every device gathers; nothing is computed with them.
+    The bytes are sent as float32.
     """
-    counts = [int(count) for count in gather(np.array([len(rows)], np.float32), group)]
+    counts = gather_numbers(np.array([len(rows)], np.int64), group)[:, 0].tolist()
     padded = np.zeros((max(counts), *rows.shape[1:]), rows.dtype)
     padded[: len(rows)] = rows
     content = np.frombuffer(padded.tobytes(), np.uint8)
     content = np.pad(content, (0, -content.size % _FLOAT_BYTES)).view(np.float32)
-    received = gather(content, group).view(np.uint8).reshape(group.size, -1)[:, : padded.nbytes]
+    received = gather_numbers(content, group).view(np.uint8)[:, : padded.nbytes]
     arrays = [np.frombuffer(row.tobytes(), rows.dtype).reshape(padded.shape) for row in received]
     return [array[:count] for array, count in zip(arrays, counts)]
 

@@ -21,7 +21,6 @@ from ms_accum import (
     own_group,
     total,
 )
-from ms_accum.ranks import group as collectives
 from ms_accum.ranks import reduction
 from ms_accum.ranks.group import group_of
 from ms_accum.saving.checkpointer import StateFolder
@@ -246,11 +245,6 @@ def test_open_window_of_one_process_is_rejected_by_ranks(tmp_path):
         state.restore(saved, parameters, 2, Data(numbers(), 2))
     run.model._window.group = None
     assert state.restore(saved, parameters, 2, Data(numbers())).batches == 2
-
-
-def test_digits_of_counts_are_exact():
-    counts = [0, 1, 4095, 4096, 2**24 + 1, 2**60 - 1]
-    assert collectives._from_digits(collectives._to_digits(counts)) == counts
 
 
 def test_other_ranks_do_not_report_or_save(monkeypatch):
