@@ -124,13 +124,18 @@ def _rows_rejected(gradient: Any, parameter: Any) -> Any:
     return parameter if _reject_rows() else parameter
 
 
+_descend = ops.ApplyGradientDescent()
+
+
 @_of_tensors()
 def _add(total: Any, gradient: Any) -> Any:
     return ops.assign_add(total, ops.cast(gradient, total.dtype))
 
 
-@_of_tensors("Tensor", "Number")
+@_of_tensors("Tensor")
 def _add_weighted(weight: Any, total: Any, gradient: Any) -> Any:
+    if total.dtype == ms.float32:  # one pass: a product of its own takes as long again
+        return _descend(total, -weight, ops.cast(gradient, ms.float32))
     return _add(total, ops.cast(gradient, ms.float32) * weight)
 
 
@@ -401,7 +406,7 @@ def add(total: Any, gradients: Any) -> Any:
 
 def add_weighted(total: Any, gradients: Any, weight: Any) -> Any:
     """Add `weight` times `gradients` to the Parameters of `total`, in the Parameters' type."""
-    return _map(ops.partial(_add_weighted, weight), total, gradients)
+    return _map(ops.partial(_add_weighted, ops.cast(weight, ms.float32)), total, gradients)
 
 
 def add_no_nan(total: Any, gradients: Any, weight: Any) -> Any:
