@@ -5,13 +5,14 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 
 from . import _check
 from .driver import GradientAccumulation
@@ -131,79 +132,64 @@ def verify(
     return _Trial(network, loss_fn, columns, _split(columns, steps), options, rtol).result()
 
 
+@dataclass(frozen=True)
 class _Trial:
-    """Computes both gradients, and looks for the cause if they differ.
+    """Computes both gradients, and looks for the cause if they differ."""
 
-    Args:
-        network (Cell), loss_fn: as for `verify`.
-        batch (tuple): the columns of the large batch.
-        micro_batches (Sequence[tuple]): the columns of its parts.
-        options (dict): other arguments of the driver.
-        rtol (float): as for `verify`.
-    """
-
-    def __init__(
-        self,
-        network: nn.Cell,
-        loss_fn: Any,
-        batch: tuple,
-        micro_batches: Sequence[tuple],
-        options: dict[str, Any],
-        rtol: float,
-    ):
-        self._network, self._loss_fn = network, loss_fn
-        self._batch, self._micro_batches = batch, micro_batches
-        self._options, self._rtol = options, rtol
-        self._trained = network.trainable_params()
+    network: nn.Cell
+    loss_fn: Any
+    batch: tuple
+    micro_batches: Sequence[tuple]
+    options: Mapping[str, Any]  # other arguments of the driver
+    rtol: float
 
     def result(self) -> Verification:
         """Return the result."""
         expected, accumulated = self._both()
-        table = _table(self._trained, expected, accumulated)
+        table = self._table(expected, accumulated)
         ok = self._agree(expected, accumulated)
         return Verification(ok, _AGREE if ok else self._cause(expected, accumulated), table)
 
     def _cause(self, expected: Gradient, accumulated: Gradient) -> str:
         if not all(np.isfinite(gradient).all() for gradient in (*expected, *accumulated)):
             return _NOT_FINITE
-        cells = dict(self._network.cells_and_names())
+        cells = dict(self.network.cells_and_names())
         if any(takes_statistics(cell, training=True) for cell in cells.values()):
             return _BATCH_NORM
         counted = [cell for cell in cells.values() if isinstance(cell, CountedDropout) and cell.p]
-        off = [*counted, *(cells[name] for name in random_layers(self._network))]
+        off = [*counted, *(cells[name] for name in random_layers(self.network))]
         if off:
             expected, accumulated = self._both(off)
             if self._agree(expected, accumulated):
                 return _DROPOUT
-        if not self._agree(expected, self._gradient([self._batch], off)):
+        if not self._agree(expected, self._gradient([self.batch], off)):
             return _RANDOM
         for text, options in self._other_options():
-            if self._agree(expected, self._gradient(self._micro_batches, off, **options)):
+            if self._agree(expected, self._gradient(self.micro_batches, off, **options)):
                 return f"With {text} the gradients agree."
         return _UNCERTAIN
 
     def _other_options(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """Yield what the user may have meant, as text and as the driver's arguments."""
-        weight, averages = self._options["weight"], self._options["reduction"] == "mean"
+        weight, averages = self.options["weight"], self.options["reduction"] == "mean"
         if (
             isinstance(weight, Mapping)
-            or isinstance(self._loss_fn, CoupledLoss)
-            or loss_reduction(self._loss_fn) == "sum"
+            or isinstance(self.loss_fn, CoupledLoss)
+            or loss_reduction(self.loss_fn) == "sum"
         ):
             return
-        if averages and in_graphs(self._options["compile"]):  # outside graphs a mean's backward in MindSpore may sum
-            yield "reduction='sum'", {"reduction": "sum", "weight": None}
+        if averages and in_graphs(self.options["compile"]):  # outside graphs MindSpore's backward of a mean may sum
+            yield "reduction='sum' and weight=None", {"reduction": "sum", "weight": None}
         mean = "" if averages else "reduction='mean' and "
         if mean or weight is not None:
             yield f"{mean}weight=None", {"reduction": "mean", "weight": None}
-        for number in range(1, len(self._batch)):
-            for sign, counts in ((">=", operator.ge), ("!=", operator.ne)):
-                counted = partial(_count, number, counts)
+        for number in range(1, len(self.batch)):
+            for sign, compare in ((">=", operator.ge), ("!=", operator.ne)):
                 text = f"{mean}weight=lambda *columns: (columns[{number}] {sign} 0).sum()"
-                yield text, {"reduction": "mean", "weight": counted}
+                yield text, {"reduction": "mean", "weight": partial(_count, number, compare)}
 
     def _both(self, off: Sequence[nn.Cell] = ()) -> tuple[Gradient, Gradient]:
-        return self._gradient([self._batch], off), self._gradient(self._micro_batches, off)
+        return self._gradient([self.batch], off), self._gradient(self.micro_batches, off)
 
     def _gradient(self, micro_batches: Sequence[tuple], off: Sequence[nn.Cell] = (), **options: Any) -> Gradient:
         """Return the gradient that the optimizer gets, read from Momentum's moments; a rate of 0 keeps the weights.
@@ -213,13 +199,14 @@ class _Trial:
             off (Sequence[Cell]): layers that behave as in evaluation.
             options: arguments of the driver that differ.
         """
-        optimizer = nn.Momentum(self._trained, 0.0, 0.9)
-        arguments: dict[str, Any] = {**self._options, **options, "check": "off", "group": None}
-        model = GradientAccumulation(self._network, self._loss_fn, optimizer, **arguments)
-        cells = [cell for cell in (self._network, self._loss_fn) if isinstance(cell, nn.Cell)]
+        trained = self.network.trainable_params()
+        optimizer = nn.Momentum(trained, 0.0, 0.9)
+        arguments: dict[str, Any] = {**self.options, **options, "check": "off", "group": None}
+        model = GradientAccumulation(self.network, self.loss_fn, optimizer, **arguments)
+        cells = [cell for cell in (self.network, self.loss_fn) if isinstance(cell, nn.Cell)]
         copies = copies_of([parameter for cell in cells for parameter in cell.get_parameters()], ())
         generator = ms.get_rng_state()
-        with training_mode(self._network, True), warnings.catch_warnings():
+        with training_mode(self.network, True), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for layer in off:
                 layer.set_train(False)
@@ -229,11 +216,21 @@ class _Trial:
                 restore(copies)
                 ms.set_rng_state(generator)
         if not model.updates:
-            return [np.full(parameter.shape, np.nan) for parameter in self._trained]
+            return [np.full(parameter.shape, np.nan) for parameter in trained]
         return [as_array(moment).astype(np.float64) for moment in optimizer.moments]
 
     def _agree(self, expected: Gradient, accumulated: Gradient) -> bool:
-        return all(difference <= self._rtol for _, _, difference in _table(self._trained, expected, accumulated))
+        return all(difference <= self.rtol for _, _, difference in self._table(expected, accumulated))
+
+    def _table(self, expected: Gradient, accumulated: Gradient) -> list[tuple[str, float, float]]:
+        """Return a row for each parameter; differences are relative, but to 1e-3 of the largest gradient at least."""
+        largest = [np.abs(gradient).max(initial=0.0) for gradient in expected]
+        floor = max(1e-3 * max(largest), 1e-30)
+        rows = []
+        for parameter, left, right, size in zip(self.network.trainable_params(), expected, accumulated, largest):
+            difference = np.abs(left - right).max(initial=0.0) / max(size, floor)
+            rows.append((parameter.name, float(np.linalg.norm(left)), float(difference)))
+        return rows
 
 
 def _count(number: int, compare: Callable, *columns: Tensor) -> int:
@@ -247,19 +244,3 @@ def _split(columns: tuple, steps: int) -> list[tuple]:
     last = max(1, rows // (2 * steps))
     sizes = [len(part) for part in np.array_split(np.arange(rows - last), steps - 1)] + [last]
     return [tuple(column[end - size : end] for column in columns) for size, end in zip(sizes, accumulate(sizes))]
-
-
-def _table(
-    parameters: Sequence[Parameter], expected: Gradient, accumulated: Gradient
-) -> list[tuple[str, float, float]]:
-    """Return a row for each parameter; differences are relative, but to 1e-3 of the largest gradient at least."""
-    largest = [float(np.abs(gradient).max(initial=0.0)) for gradient in expected]
-    floor = max(1e-3 * max(largest), 1e-30)
-    return [
-        (
-            parameter.name,
-            float(np.linalg.norm(left)),
-            float(np.abs(left - right).max(initial=0.0)) / max(size, floor),
-        )
-        for parameter, left, right, size in zip(parameters, expected, accumulated, largest)
-    ]

@@ -154,7 +154,7 @@ def test_pynative_only_fault_is_absent_in_graph_mode():
 def test_loss_that_sums_is_named(layers):
     """Outside graphs it is not certain: MindSpore's backward of a mean may sum there."""
     result = verify(dense(*layers), summed, batch(), 4)
-    assert not result.ok and result.diagnosis == "With reduction='sum' the gradients agree."
+    assert not result.ok and result.diagnosis == "With reduction='sum' and weight=None the gradients agree."
     assert verify(dense(), summed, batch(), 4, reduction="sum").ok
 
 
