@@ -1,9 +1,8 @@
-"""`verify` diagnoses why gradients of micro-batches differ from the large batch's."""
+"""`verify` tells whether the gradient of micro-batches is the large batch's, and the cause where it is certain."""
 
 from __future__ import annotations
 
 import re
-from functools import partial
 
 import mindspore as ms
 import numpy as np
@@ -14,7 +13,7 @@ import several_terms
 from helpers import cross_entropy, mutate
 from ms_accum import freeze_batch_norm, replace_dropout, verify
 from ms_accum.loss.objective import Weight
-from ms_accum.verification import _sizes, _Trial
+from ms_accum.verification import _split
 
 pytestmark = pytest.mark.host
 CLASSES = 3
@@ -34,8 +33,18 @@ def summed(output, labels):
     return ops.cross_entropy(output, labels, reduction="sum")
 
 
-def cross_entropy_weighting_class_2(output, labels):
-    """A mean by weights that the driver can't know."""
+def ignoring(output, labels):
+    """A mean over the labels that are not class 0, which the driver can't know."""
+    return ops.cross_entropy(output, labels, ignore_index=0)
+
+
+def masked(output, labels):
+    """A mean over the labels that are not below 0."""
+    return ops.cross_entropy(output, labels, ignore_index=-1)
+
+
+def weighting_class_2(output, labels):
+    """A mean by weights that nobody can guess."""
     counts = 1.0 + ops.cast(labels == 2, ms.float32) * 20
     return ops.sum(ops.cross_entropy(output, labels, reduction="none") * counts) / ops.sum(counts)
 
@@ -44,32 +53,8 @@ def coupled(output, labels):
     return -ops.mean(ops.diag(ops.log_softmax(ops.matmul(output, output.T), 1)))
 
 
-def batch_statistics_norm():
-    return nn.BatchNorm1d(16, use_batch_statistics=True)
-
-
 def binary_cross_entropy(output, labels):
     return ops.binary_cross_entropy_with_logits(output, ops.cast(ops.one_hot(labels, CLASSES), ms.float32))
-
-
-def coupled_pair(output, labels):
-    return ops.square(ops.mean(output * ops.cast(labels + 1, ms.float32))) + ops.mean(output)
-
-
-def squares_weighting_class_2(output, labels):
-    weights = 1.0 + 20.0 * ops.cast(labels == 2, ms.float32)
-    return ops.sum(ops.square(output - 1.0) * weights) / ops.sum(weights)
-
-
-class Two(nn.Cell):
-    """A network of very few parameters."""
-
-    def __init__(self, number=2):
-        super().__init__()
-        self.number, self.w = number, Parameter(Tensor(np.ones(number), ms.float32), name="w")
-
-    def construct(self, x):
-        return ops.sum(x[:, : self.number] * self.w, 1)
 
 
 class Noisy(nn.Cell):
@@ -92,7 +77,6 @@ class Pooling(nn.Cell):
         return self.dense(x - ops.mean(x, 0))
 
 
-@pytest.mark.host
 @pytest.mark.parametrize("steps", [2, 3, 4, 12])
 def test_gradients_agree(steps):
     result = verify(dense(), cross_entropy(), batch(), steps)
@@ -105,109 +89,101 @@ def test_gradients_agree_in_graph_mode():
     test_gradients_agree(3)
 
 
+def test_table_is_that_of_plain_gradients():
+    network = dense()
+    gradients = ms.grad(lambda x, y: cross_entropy()(network(x), y), None, network.trainable_params())(*batch())
+    result = verify(network, cross_entropy(), batch(), 3)
+    assert [name for name, _, _ in result.table] == [parameter.name for parameter in network.trainable_params()]
+    norms = [np.linalg.norm(gradient.asnumpy()) for gradient in gradients]
+    np.testing.assert_allclose([norm for _, norm, _ in result.table], norms, rtol=1e-5)
+
+
+UNCERTAIN = "No cause is certain."
 FAULTS = {
-    "sum": (dense, lambda: summed, {}, "The loss sums over rows .*: use reduction='sum'"),
-    "mean": (dense, cross_entropy, {"reduction": "sum"}, "The loss averages over rows .*: use reduction='mean'"),
-    "weights": (
+    "mean": (dense, cross_entropy, {"reduction": "sum"}, "With reduction='mean' and weight=None the gradients agree."),
+    "a wrong weight": (dense, cross_entropy, {"weight": 1.0}, "With weight=None the gradients agree."),
+    "labels that do not count": (
         dense,
-        lambda: cross_entropy_weighting_class_2,
+        lambda: ignoring,
         {},
-        "The weights are not what the loss averages over: .* Give 'weight'",
+        "With weight=lambda *columns: (columns[1] != 0).sum() the gradients agree.",
     ),
-    "a wrong weight": (dense, cross_entropy, {"weight": 1.0}, "The weights are not what the loss averages over"),
-    "coupled": (dense, lambda: coupled, {}, "The loss couples the rows of a batch: .* Use CoupledLoss"),
-    "mixed rows": (Pooling, cross_entropy, {}, "The loss couples the rows"),
-    "BatchNorm": (lambda: dense(nn.BatchNorm1d(16)), cross_entropy, {}, "^BatchNorm normalizes .* batch_to_group_norm"),
-    "Dropout": (lambda: dense(nn.Dropout(p=0.5)), cross_entropy, {}, "^Random layers draw other masks"),
-    "CountedDropout": (lambda: replace_dropout(dense(nn.Dropout(p=0.5))), cross_entropy, {}, "^Random layers draw"),
-    "both": (lambda: dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy, {}, "^BatchNorm .* Random layers"),
+    "BatchNorm": (lambda: dense(nn.BatchNorm1d(16)), cross_entropy, {}, "BatchNorm normalizes each micro-batch"),
     "BatchNorm of the batch": (
-        lambda: dense(batch_statistics_norm()),
+        lambda: dense(nn.BatchNorm1d(16, use_batch_statistics=True)),
         cross_entropy,
         {},
-        "^BatchNorm normalizes .* batch_to",
+        "BatchNorm normalizes each micro-batch",
     ),
-    "a sum": (dense, lambda: cross_entropy("sum"), {}, "The loss sums over rows .*: use reduction='sum'"),
-    "a sum by a function": (dense, lambda: partial(ops.cross_entropy, reduction="sum"), {}, "The loss sums over rows"),
-    "a sum and Dropout": (
+    "Dropout": (lambda: dense(nn.Dropout(p=0.5)), cross_entropy, {}, "Random layers draw other masks"),
+    "CountedDropout": (lambda: replace_dropout(dense(nn.Dropout(p=0.5))), cross_entropy, {}, "Random layers draw"),
+    "a wrong weight and Dropout": (
         lambda: dense(nn.Dropout(p=0.5)),
-        lambda: summed,
-        {},
-        "The loss sums over rows .*: use reduc",
-    ),
-    "coupled, few parameters": (Two, lambda: coupled_pair, {}, "The loss couples the rows"),
-    "coupled, few parameters, summed": (Two, lambda: coupled_pair, {"reduction": "sum"}, "The loss couples the rows"),
-    "coupled, one parameter": (
-        lambda: Two(1),
-        lambda: coupled_pair,
-        {},
-        "The network has too few parameters to say more",
-    ),
-    "weights, few parameters": (
-        Two,
-        lambda: squares_weighting_class_2,
-        {},
-        "The weights are not what the loss averages over",
-    ),
-    "BCE outside graphs": (
-        dense,
-        lambda: binary_cross_entropy,
-        {},
-        "its backward is wrong here, as that of BCEWithLogitsLoss",
+        cross_entropy,
+        {"weight": 1.0},
+        "With weight=None the gradients agree.",
     ),
     "random": (Noisy, cross_entropy, {}, "The gradient of one batch differs from run to run"),
+    "weights": (dense, lambda: weighting_class_2, {}, UNCERTAIN),
+    "coupled": (dense, lambda: coupled, {}, UNCERTAIN),
+    "mixed rows": (Pooling, cross_entropy, {}, UNCERTAIN),
+    "BCE outside graphs": (dense, lambda: binary_cross_entropy, {}, UNCERTAIN),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_fault_in_user_network_is_diagnosed(fault):
+def test_fault_is_found_and_its_cause_named_where_it_is_certain(fault):
     make, loss, options, diagnosis = FAULTS[fault]
     result = verify(make(), loss(), batch(), 4, **options)
-    assert not result.ok and re.search(diagnosis, result.diagnosis), result
-
-
-IN_GRAPH_MODE = ("BatchNorm",)  # the others are slow
-NO_GRAPH = "BCE outside graphs"  # what MindSpore does wrongly outside graphs only
+    assert not result.ok and result.diagnosis.startswith(diagnosis), result
 
 
 @pytest.mark.graph
-@pytest.mark.parametrize(
-    "fault",
-    [
-        *IN_GRAPH_MODE,
-        *(pytest.param(name, marks=pytest.mark.slow) for name in FAULTS if name not in (*IN_GRAPH_MODE, NO_GRAPH)),
-    ],
-)
-def test_fault_in_user_network_is_diagnosed_in_graph_mode(fault):
-    test_fault_in_user_network_is_diagnosed(fault)
+def test_cause_is_named_in_graph_mode():
+    test_fault_is_found_and_its_cause_named_where_it_is_certain("BatchNorm")
 
 
 @pytest.mark.slow
 @pytest.mark.graph
 def test_pynative_only_fault_is_absent_in_graph_mode():
-    make, loss, options, _ = FAULTS[NO_GRAPH]
-    assert verify(make(), loss(), batch(), 4, **options).ok
+    assert verify(dense(), binary_cross_entropy, batch(), 4).ok
 
 
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_matching_reduction_agrees(reduction):
-    loss = cross_entropy() if reduction == "mean" else summed
-    assert verify(dense(), loss, batch(), 4, reduction=reduction).ok
+@pytest.mark.default
+@pytest.mark.parametrize("layers", [(), (nn.Dropout(p=0.5),)], ids=["", "Dropout"])
+def test_loss_that_sums_is_named(layers):
+    """Outside graphs it is not certain: MindSpore's backward of a mean may sum there."""
+    result = verify(dense(*layers), summed, batch(), 4)
+    assert not result.ok and result.diagnosis == "With reduction='sum' and weight=None the gradients agree."
+    assert verify(dense(), summed, batch(), 4, reduction="sum").ok
 
 
-def test_missing_division_is_diagnosed(monkeypatch):
+def test_weight_that_is_named_is_right():
+    x, y = batch()
+    labels = Tensor(np.where(np.arange(24) % 7 < 2, -1, y.asnumpy()), ms.int32)
+    named = re.match("With weight=(lambda.*) the gradients agree", verify(dense(), masked, (x, labels), 4).diagnosis)
+    assert named[1] == "lambda *columns: (columns[1] >= 0).sum()"
+    assert verify(dense(), masked, (x, labels), 4, weight=eval(named[1])).ok  # noqa: S307
+
+
+def test_loss_with_a_known_sum_is_rejected():
+    with pytest.raises(ValueError, match="'reduction' must be 'sum' for a loss that sums"):
+        verify(dense(), cross_entropy("sum"), batch(), 4)
+    result = verify(Pooling(), cross_entropy("sum"), batch(), 4, reduction="sum")
+    assert not result.ok and result.diagnosis.startswith(UNCERTAIN)
+
+
+def test_missing_division_is_found(monkeypatch):
     mutate(monkeypatch, "no division")
-    result = verify(dense(), cross_entropy(), batch(), 4)
-    assert not result.ok and "times the large batch's: the window is divided wrongly" in result.diagnosis
+    assert not verify(dense(), cross_entropy(), batch(), 4).ok
 
 
-def test_ignored_weights_are_diagnosed(monkeypatch):
+def test_ignored_weights_are_found(monkeypatch):
     monkeypatch.setattr(Weight, "of", lambda self, micro_batch: 1.0)
-    result = verify(dense(), cross_entropy(), batch(), 4)
-    assert not result.ok and re.search("the window is divided wrongly|The weights are not", result.diagnosis)
+    assert not verify(dense(), cross_entropy(), batch(), 4).ok
 
 
-def test_nan_is_diagnosed():
+def test_nan_is_named():
     x, y = batch()
     result = verify(dense(), cross_entropy(), (x * float("nan"), y), 4)
     assert not result.ok and result.diagnosis.startswith("A gradient is not finite")
@@ -264,16 +240,16 @@ def test_invalid_number_of_micro_batches_is_rejected(steps, rows, message):
         verify(dense(), cross_entropy(), batch(rows), steps)
 
 
+def sizes_of(rows, steps):
+    return [len(column) for (column,) in _split((np.arange(rows),), steps)]
+
+
 def test_number_of_micro_batches_and_shortest_is_last():
     for rows, steps in [(rows, steps) for steps in range(2, 61) for rows in range(2 * steps - 1, 120)]:  # noqa: B020
-        sizes = _sizes(rows, steps)
+        sizes = sizes_of(rows, steps)
         assert len(sizes) == steps and sum(sizes) == rows and 1 <= sizes[-1] < min(sizes[:-1])
         assert len(set(sizes)) <= 3  # each is compiled
-
-
-def test_micro_batch_sizes():
-    assert [_sizes(24, 4), _sizes(14, 2), _sizes(10, 4)] == [[7, 7, 7, 3], [8, 6], [3, 3, 3, 1]]
-    assert [_sizes(8, 4), _sizes(9, 4)] == [[3, 2, 2, 1], [3, 3, 2, 1]]
+        assert [row for (column,) in _split((np.arange(rows),), steps) for row in column] == list(range(rows))
 
 
 @pytest.mark.parametrize("steps", [2, 4])
@@ -285,52 +261,12 @@ def test_network_is_run_on_requested_micro_batches(steps):
         return x.shape[0]
 
     assert verify(dense(), cross_entropy(), batch(8), steps, weight=counted).ok
-    assert rows == [8, *_sizes(8, steps)]
+    assert rows == [8, *sizes_of(8, steps)]
 
 
 def test_columns_with_different_rows_are_rejected():
     with pytest.raises(ValueError, match=r"For 'verify', 'batch' must be columns with the same .*, but got \[8, 24\]"):
         verify(dense(), cross_entropy(), (batch()[0], batch(8)[1]), 2)
-
-
-def compared(output, labels):
-    return ops.cross_entropy(ops.matmul(output, output.T), labels)
-
-
-IN_ORDER, MIXED = np.arange(12), np.random.RandomState(1).permutation(12)
-
-
-@pytest.mark.slow
-@pytest.mark.graph
-@pytest.mark.parametrize("labels", [MIXED, pytest.param(IN_ORDER, marks=pytest.mark.slow)], ids=["mixed", "in order"])
-def test_row_index_labels_are_diagnosed(labels):
-    result = verify(dense(), compared, (batch(12)[0], Tensor(labels, ms.int32)), 3)
-    assert not result.ok and "can't: the loss couples the rows of a batch, which the labels number" in result.diagnosis
-    assert "Use CoupledLoss." in result.diagnosis and "\n" not in result.diagnosis and len(result.table) == 4
-
-
-def test_network_with_fixed_batch_size_is_diagnosed():
-    class Fixed(Noisy):
-        def construct(self, x):
-            if x.shape[0] != 24:
-                raise ValueError("24 rows")
-            return self.dense(x)
-
-    result = verify(Fixed(), cross_entropy(), batch(), 4)
-    assert not result.ok and "accepts one batch size only, or the loss couples" in result.diagnosis
-
-
-def test_kink_is_not_taken_for_cause(monkeypatch):
-    """Without BatchNorm and Dropout a ReLU near 0 may still move the gradient of one parameter by more than 0.001."""
-    both = _Trial._both
-
-    def moved(self, off=()):
-        expected, gradients = both(self, off)
-        return expected, [gradients[0] * 1.004, *gradients[1:]] if off else gradients
-
-    monkeypatch.setattr(_Trial, "_both", moved)
-    result = verify(dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)), cross_entropy(), batch(), 4)
-    assert re.search("^BatchNorm .* Random layers", result.diagnosis)
 
 
 # Losses of several terms
@@ -357,9 +293,9 @@ def rows_and_labels():
 
 
 @pytest.mark.parametrize("weight", [None, tokens], ids=["rows", "tokens"])
-def test_several_terms_behind_one_weight_are_named(weight):
+def test_several_terms_behind_one_weight_are_found(weight):
     result = verify(several_terms.Net(), Added(), rows_and_labels(), 3, weight=weight)
-    assert not result.ok and "seems to be a sum of several terms" in result.diagnosis
+    assert not result.ok and "a dict if it has several terms" in result.diagnosis
 
 
 def test_terms_with_their_own_divisors_agree():
@@ -367,6 +303,6 @@ def test_terms_with_their_own_divisors_agree():
     assert verify(several_terms.Net(), WithoutSize(), rows_and_labels(), 3, weight=weight).ok
 
 
-def test_term_with_a_wrong_divisor_is_named():
+def test_term_with_a_wrong_divisor_is_found():
     result = verify(several_terms.Net(), WithoutSize(), rows_and_labels(), 3, weight={"ce": "rows", "entropy": "rows"})
-    assert not result.ok and re.search(r"average over: 'ce' is off by 0\.\d+\. ", result.diagnosis)
+    assert not result.ok and result.diagnosis.startswith(UNCERTAIN)
