@@ -17,8 +17,8 @@ from .runner import Session, alternate, ratios, repeats, summary
 from .speed import BATCH
 
 ENTRY = Entry(OURS, "mindspore", "cost_ours.py")
-# What each piece is compared with: the windows with what users may add; last MindSpore's default mode, in which ours are
-# compiled, graph mode, and a loop without `ms.jit`.
+# What each piece is compared with: also windows with what users may add; last MindSpore's default mode, in which ours
+# are compiled, graph mode, and a loop without `ms.jit`.
 COMPARED_WITH = {
     "accumulate": "plain",
     "update": "plain, optimizer",

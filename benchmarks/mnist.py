@@ -16,7 +16,7 @@ _KINDS = ("images?idx3-ubyte", "labels?idx1-ubyte")
 
 @contextmanager
 def files(path: Path) -> Iterator[Path]:
-    """Copy the four files of a zip or folder into a temporary one, with train/ and test/ as in MindSpore's tutorials."""
+    """Copy the four files of a zip or folder into a temporary one, with train/ and test/ as in the tutorials."""
     with tempfile.TemporaryDirectory() as copied, tempfile.TemporaryDirectory() as unpacked:
         if path.is_file():
             with zipfile.ZipFile(path) as archive:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import curves, ranks
 from .conformance import page
-from .contenders import OURS, OWN, PLAIN, TUNED, UNTUNED
+from .contenders import OURS, TUNED
 from .process import ROOT
 from .results import groups, part, records, rows
 
@@ -45,7 +45,7 @@ PROGRAMS = {
     "selftest": ("-m", "ms_accum.selftest"),
 }
 # Of a table, its head stays as it is.
-_MARKED = re.compile(r"(<!-- table: (\S+) -->\n\n)((?:\|.*\n){2})?.*?(\n<!-- end -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- table: (\S+) -->\n\n)((?:\|[^\n]*\n){2})?.*?(\n<!-- end -->)", re.DOTALL)
 
 Rows = Sequence[Mapping[str, Any]]
 Lines = Iterator[Sequence[Any]]

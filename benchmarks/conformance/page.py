@@ -83,11 +83,12 @@ def _sign(row: Row) -> str:
 
 def _summary(measured: Rows) -> Lines:
     """How many cases each library has right, and what becomes of the others."""
-    lines = []
-    for (name, way), mine in groups(measured, "library", "way").items():
+    counts = {}
+    for way, mine in groups(measured, "library", "way").items():
         kinds = ["design" if "by_design" in row else row["verdict"] for row in mine]
-        lines.append([key_of(name, way), *(sum(map(kinds.count, group)) for group in _COLUMNS)])
-    yield from sorted(lines, key=lambda line: (-line[1], line[2]))
+        counts[key_of(*way)] = [sum(map(kinds.count, group)) for group in _COLUMNS]
+    for name, (right, off, *more) in sorted(counts.items(), key=lambda item: (-item[1][0], item[1][1])):
+        yield [name, right, off, *more]
 
 
 def _all(measured: Rows, names: Sequence[str]) -> Lines:
