@@ -17,19 +17,15 @@ MODULES = {
     "setup": ("environments", "make the environments of PyTorch and JAX"),
     "speed": ("speed", "milliseconds per micro-batch, compared with the peers"),
     "memory": ("memory", "peak memory, compared with the peers"),
-    "data": ("data", "milliseconds per batch of the input pipelines"),
-    "start": ("start", "seconds from the command to the first update"),
     "accuracy": ("accuracy", "seconds to an accuracy of LeNet5 on MNIST"),
-    "cifar10": ("accuracy", "seconds to an accuracy of a small ResNet on CIFAR-10, by train.py"),
     "curves": (
         "curves",
         "one training with its effective batch in 1, 2, 4 and 8 micro-batches, ours and the usual loop",
     ),
-    "splits": ("splits", "time and memory of one window in several splits"),
     "cost": ("cost", "what accumulating costs compared with a plain forward-backward"),
     "ranks": ("ranks", "what several ranks cost, compared with one process"),
     "conformance": ("conformance.matrix", "does accumulating equal the large batch? for each library, in each case"),
-    "tables": ("documents", "write the tables of docs/ from the results"),
+    "tables": ("pages", "write the tables of the pages from the results"),
 }
 ALL, _ALL_HELP = "all", "every benchmark below, then the tables; it takes hours"
 # Not about time: they have no sizes to choose, and are not part of `all`.
@@ -50,7 +46,7 @@ def parse() -> argparse.Namespace:
             continue
         add("--short", action="store_true", help="the smallest sizes: does it run?")
         default_folder = str(RESULTS / kind())
-        add("--output", default=default_folder, metavar="DIR", help="for the JSON and the plot, default: %(default)s")
+        add("--output", default=default_folder, metavar="DIR", help="for the JSON, default: %(default)s")
         add("--networks", nargs="+", metavar="NAME", help="default: all that the benchmark is about")
         add("--windows", nargs="+", type=int, metavar="N", help="sizes of the window")
         add("--contenders", nargs="+", metavar="NAME", help="default: all")
@@ -81,7 +77,7 @@ def _module(name: str) -> Any:
 def main() -> int:
     """Run the benchmark of the command line and return the exit code."""
     arguments = parse()
-    # SIGTERM alone would end this process only: the contenders are stopped and could not notice.
+    # SIGTERM alone would end this process only, and not the contenders.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         run(arguments)

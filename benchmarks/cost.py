@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from . import plots
 from .contenders import OURS, Entry
 from .options import Settings, select_settings
 from .process import Contender
@@ -18,15 +17,12 @@ from .runner import Session, alternate, ratios, repeats, summary
 from .speed import BATCH
 
 ENTRY = Entry(OURS, "mindspore", "cost_ours.py")
-# What each piece is compared with; the windows that follow ours are ways not taken, then what users may add; last
-# MindSpore's default mode, in which ours are compiled, graph mode, and a loop without `ms.jit`.
+# What each piece is compared with: also windows with what users may add; last MindSpore's default mode, in which ours
+# are compiled, graph mode, and a loop without `ms.jit`.
 COMPARED_WITH = {
     "accumulate": "plain",
     "update": "plain, optimizer",
     "window, driver": "window, ours",
-    "window, separate end": "window, ours",
-    "window, gradients returned": "window, ours",
-    "window, one graph": "window, ours",
     "windows, skip_micro": "windows",
     "windows, dynamic loss scale": "windows",
     "windows, average": "windows",
@@ -43,7 +39,7 @@ FULL, SHORT = Settings(tuple(BATCH), (4,), rounds=15), Settings(("mlp",), (4,), 
 
 
 def run(arguments: Namespace) -> None:
-    """Measure, print the table, write JSON and plot."""
+    """Measure, print the table and write JSON."""
     settings = select_settings(FULL, SHORT, arguments, tuple(BATCH))
     window, rounds = settings.windows[0], settings.rounds
     session = Session("cost", arguments, {"window": window, "rounds": rounds, "burst_s": _BURST})
@@ -52,7 +48,7 @@ def run(arguments: Namespace) -> None:
         with session.start(ENTRY, network=network, window=window) as contender:
             measured = alternate(rounds, {piece: _burst(contender, piece) for piece in contender.about["pieces"]})
         session.rows += [{"network": network, **_row(piece, measured)} for piece in measured]
-    session.finish(TABLES, draw, note=NOTE)
+    session.finish(TABLES, note=NOTE)
 
 
 def _burst(contender: Contender, piece: str) -> Any:
@@ -74,14 +70,3 @@ def _row(piece: str, measured: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     if beside is None:
         return row
     return {**row, "beside": beside, **summary(ratios(measured[piece], measured[beside]), "ratio")}
-
-
-def draw(figure: Any, rows: Sequence[dict]) -> None:
-    """Draw each network's pieces as bars, side by side."""
-    for axes, network, mine in plots.columns(figure, rows):
-        axes.barh([row["piece"] for row in mine], [row["ms"] for row in mine], color="tab:blue")
-        axes.invert_yaxis()
-        axes.set(title=network, xlabel="ms per micro-batch")
-        plots.bare(axes)
-        if axes.get_subplotspec().colspan.start:
-            axes.set_yticks([])

@@ -11,16 +11,14 @@ import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from model_zoo.data.sentences import sentences
 
-from . import charts
 from .contenders import Entry, available
 from .options import data_of, reject_options
-from .results import rows as rows_of
+from .results import groups, part
 from .runner import Session, check_loss
-from .tables import Lines, groups, markdown, part
 
 ROWS, SPLITS = 32, (1, 2, 4, 8)
 EVERY, UPDATES = 40, 600
@@ -46,7 +44,7 @@ def run(arguments: Namespace) -> None:
                 session.rows += _trained(session, program, speeches, split, updates, every)
                 session.save()
     session.rows = [*with_differences(part(session.rows, "run"), part(session.rows, "curve"))]
-    session.finish(TABLES, draw)
+    session.finish(TABLES)
 
 
 def splits_of(windows: Sequence[int]) -> list[int]:
@@ -95,79 +93,21 @@ def with_differences(
     yield from curves
 
 
-class Words(NamedTuple):
-    """The words of the picture and the table in a language."""
+def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the losses of each way, from where they can be told apart."""
+    import matplotlib  # here, because training needs none
+    from matplotlib.figure import Figure
 
-    title: str
-    ways: Mapping[str, str]
-    update: str
-    loss: str
-    head: Sequence[str]
-
-
-WORDS = {
-    "": Words(
-        "Validation losses of one training with four splits: with ms_accum they are one line, with the usual loop not",
-        {OURS: "ms_accum", LOOP: "the usual loop"},
-        "update",
-        "validation loss",
-        ("", "1 x 32 rows", "2 x 16", "4 x 8", "8 x 4", "largest difference"),
-    ),
-    ".zh": Words(
-        "同一训练、四种拆分方式的验证损失：ms_accum 的曲线重合为一条，常见写法的不重合",
-        {OURS: "ms_accum", LOOP: "常见写法"},
-        "更新次数",
-        "验证损失",
-        ("", "1 x 32 个样本", "2 x 16 个", "4 x 8 个", "8 x 4 个", "最大差异"),
-    ),
-}
-
-
-def tables() -> dict[str, str]:
-    """Return the tables by the names of their marks."""
-    return {f"curves{language}": _table((_rows(), words)) for language, words in WORDS.items()}
-
-
-def pictures() -> dict[str, str]:
-    """Return the pictures by the names of their files."""
-    return {f"equal_curves{language}.svg": _picture(part(_rows(), "curve"), words) for language, words in WORDS.items()}
-
-
-def _rows() -> list[dict[str, Any]]:
-    return rows_of("avx512-amd", "curves")
-
-
-@markdown
-def _table(source: tuple[Sequence[Mapping[str, Any]], Words]) -> Lines:
-    rows, words = source
-    yield words.head
-    for (way,), mine in groups(part(rows, "run"), "way").items():
-        losses = [f"{row['validation']:.4f}" for row in mine]
-        yield [words.ways[way], *losses, f"{max(row['difference'] for row in mine):.1e}"]
-
-
-def _picture(curves: Sequence[Mapping[str, Any]], words: Words) -> str:
-    """Return a panel with the curves of each way, from where they can be told apart."""
-    last = max(row["updates"] for row in curves)
-    updates = charts.Axis(words.update, 200, last, range(200, last + 1, 200))
-    shown = [row for row in curves if row["updates"] >= 200]
-    low, high = (end(row["loss"] for row in shown) for end in (min, max))
-    ticks = [tenth / 10 for tenth in range(int(low * 10), int(high * 10) + 2)]
-    losses = charts.Axis(words.loss, ticks[0], ticks[-1], ticks, ".1f")
-    panels = [charts.Panel(words.ways[way], updates, losses, [*_lines(shown, way)]) for way in (LOOP, OURS)]
-    return charts.chart(words.title, panels)
-
-
-def _lines(curves: Sequence[Mapping[str, Any]], way: str) -> Iterator[charts.Line]:
-    """Yield the line of each split; of ours each is thinner than that below it, so that all can be seen."""
-    for number, (split, colour) in enumerate(zip(SPLITS, charts.COLOURS)):
-        points = [(row["updates"], row["loss"]) for row in curves if (row["way"], row["split"]) == (way, split)]
-        yield charts.Line(f"{split} x {ROWS // split}", points, colour, 6 - 1.5 * number if way == OURS else 1.8)
-
-
-def draw(figure: Any, rows: Sequence[dict]) -> None:
-    """Draw the losses of each way."""
-    for axes, ((way,), mine) in zip(figure.subplots(1, 2, sharey=True), groups(part(rows, "curve"), "way").items()):
-        for (split,), points in groups(mine, "split").items():
-            axes.plot([row["updates"] for row in points], [row["loss"] for row in points], label=f"{way}, {split} x")
-        axes.legend()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "curves"}):
+        figure = Figure(figsize=(8.0, 3.6), layout="constrained")
+        of_ways = groups((row for row in part(rows, "curve") if row["updates"] >= 200), "way")
+        for axes, ((way,), mine) in zip(figure.subplots(1, 2, sharey=True), of_ways.items()):
+            for number, ((split,), points) in enumerate(groups(mine, "split").items()):
+                # Of ours each line is thinner than that below it, so that all can be seen.
+                width = 6 - 1.5 * number if way == OURS else 1.8
+                line = [row["updates"] for row in points], [row["loss"] for row in points]
+                axes.plot(*line, label=f"{split} x {ROWS // split}", linewidth=width)
+            axes.set(title=way, xlabel="update")
+            axes.legend(frameon=False)
+        figure.axes[0].set_ylabel("validation loss")
+        figure.savefig(path, metadata={"Date": None})

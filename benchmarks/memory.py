@@ -9,13 +9,11 @@ from argparse import Namespace
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import plots
 from .contenders import ENTRIES, OURS, Entry, available
 from .options import select_settings
 from .process import Contender
 from .runner import Session
 from .speed import BATCH
-from .tables import groups
 
 _WINDOWS_RUN = 3
 TABLES = {"": ("", "network contender window:d batch:d micro_batches:,d peak_mib:,.0f more_sets:.2f")}
@@ -35,7 +33,7 @@ SHORT = Settings(networks=("mlp",), windows=(1, 2), full=2, growth=(100, 200))
 
 
 def run(arguments: Namespace) -> None:
-    """Measure, print the table, write JSON and plot."""
+    """Measure, print the table and write JSON."""
     settings = select_settings(Settings(), SHORT, arguments, tuple(BATCH))
     entries = available(ENTRIES, arguments.contenders)
     session = Session("memory", arguments, settings._asdict())
@@ -46,7 +44,7 @@ def run(arguments: Namespace) -> None:
     for entry in entries:
         if entry.name == OURS:
             session.rows += _growth(session, entry, settings)
-    session.finish(TABLES, draw, note=NOTE)
+    session.finish(TABLES, note=NOTE)
 
 
 def _peaks(session: Session, entry: Entry, network: str, settings: Settings) -> list[dict]:
@@ -85,18 +83,3 @@ def _growth(session: Session, entry: Entry, settings: Settings) -> list[dict]:
             rows.append(_row(contender, "mlp", window, BATCH["mlp"], windows, done))
             done = micro_batches
     return rows
-
-
-def draw(figure: Any, rows: Sequence[dict]) -> None:
-    """Draw the peaks over the window's size, for each network."""
-    for axes, network, peaks in plots.columns(figure, [row for row in rows if "more_sets" in row]):
-        by_contender = groups([row for row in peaks if row["batch"] == BATCH[network]], "contender")
-        for (name,), mine in by_contender.items():
-            plots.line(axes, mine, "peak_mib", color=plots.COLOURS[name], label=name)
-        for row in [row for row in peaks if row["batch"] != BATCH[network]]:
-            label = f"{OURS}, batch {row['batch']} at once"
-            axes.axhline(row["peak_mib"], color=plots.COLOURS[OURS], linestyle=":", label=label)
-        plots.over_windows(axes, peaks)
-        axes.set_ylim(bottom=0)
-        axes.set(title=network, ylabel="peak MiB of the process")
-        axes.legend(frameon=False)

@@ -1,7 +1,6 @@
-"""The process of a contender: started, asked, stopped and ended.
+"""The process of a contender: started, asked and ended.
 
-Each is a program in a process of its own, which is sent requests and answers them in lines of JSON. While another one
-is measured it is stopped: spinning threads of one framework would disturb the next.
+Each is a program in a process of its own, which is sent requests and answers them in lines of JSON.
 """
 
 from __future__ import annotations
@@ -63,8 +62,7 @@ class Contender:
     def __enter__(self) -> Contender:
         self._stderr = tempfile.TemporaryFile()
         self._scratch = tempfile.TemporaryDirectory()  # the program is killed, so it removes nothing itself
-        # A group of its own, to be stopped and ended with all its children. It stays in our session: should we
-        # be killed, the kernel wakes a stopped group with SIGHUP, which ends it.
+        # A group of its own, to be ended with all its children.
         self._process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
@@ -91,29 +89,16 @@ class Contender:
             raise self._error("died") from None
         return self._answer()
 
-    def stop(self) -> None:
-        """Stop the program, with all its threads and children, until `resume`."""
-        self._signal(signal.SIGSTOP)
-        # The signal only asks. A program that has ended meanwhile is seen here too, and left for `close`.
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
-
-    def resume(self) -> None:
-        """Let the program continue."""
-        self._signal(signal.SIGCONT)
-
     def close(self) -> None:
-        """End the program."""
-        self._signal(signal.SIGKILL)
+        """End the program, with all its threads and children."""
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # it has ended by itself
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout, self._stderr):
             stream.close()  # type: ignore[union-attr]
         self._scratch.cleanup()
-
-    def _signal(self, number: signal.Signals) -> None:
-        try:
-            os.killpg(self._process.pid, number)
-        except ProcessLookupError:
-            pass  # it has ended by itself; the next request raises the error
 
     def _answer(self) -> dict[str, Any]:
         line = self._line(time.monotonic() + self.limit)

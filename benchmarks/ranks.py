@@ -7,7 +7,6 @@ request and takes no time. The ranks share the machine's cores.
 
 from __future__ import annotations
 
-import itertools
 import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +14,11 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
-from . import plots
 from .contenders import OURS, Entry
 from .options import reject_options, select_settings
 from .process import Contender
-from .results import rows as rows_of
 from .runner import Session, alternate, check_loss, ratio, repeats, summary
 from .speed import BATCH as _BATCH
-from .tables import Lines, groups, markdown, part
 
 # Every way to train is in one process, and in one of each rank: too much for the large MLP.
 BATCH = {**_BATCH, "mlp12m": 32}
@@ -30,15 +26,6 @@ ONE = "one process"
 APART = "apart"  # ranks that never communicate: what the machine does when all of them compute
 WAYS = ("window's end", "every micro-batch", "ZeRO-1", "ZeRO-2")
 KEPT = ("parameters", "accumulators", "optimizer")  # what a rank keeps of a parameter set
-SIZE = (12.0, 7.0)
-COLOURS = {
-    ONE: "#4d4d4d",
-    APART: "#bfbfbf",
-    "window's end": "#c0392b",
-    "every micro-batch": "#e67e22",
-    "ZeRO-1": "#1f618d",
-    "ZeRO-2": "#5dade2",
-}
 _MIB, _FLOAT32 = 2**20, 4
 TABLES = {
     "time": (
@@ -77,7 +64,7 @@ SHORT = Settings(
 
 
 def run(arguments: Namespace) -> None:
-    """Measure, print the tables, write JSON and plot."""
+    """Measure, print the tables and write JSON."""
     reject_options("ranks", contenders=arguments.contenders)
     settings = select_settings(Settings(), SHORT, arguments, tuple(BATCH))
     if sum(window > 1 for window in settings.windows) < 2:
@@ -90,7 +77,7 @@ def run(arguments: Namespace) -> None:
             session.save()  # a collective that fails later does not cost what was measured before
     for network in settings.memory:
         session.rows += _memory(session, network, settings)
-    session.finish(TABLES, draw, size=SIZE)
+    session.finish(TABLES)
 
 
 @contextmanager
@@ -156,47 +143,3 @@ def _memory(session: Session, network: str, settings: Settings) -> Iterator[dict
             kept = {name: largest[name] / size for name in KEPT}
             row = {"part": "memory", "network": network, "ranks": ranks, "window": settings.memory_window}
             yield {**row, "way": way if ranks > 1 else ONE, "peak_mib": largest["peak_mib"], **kept}
-
-
-def tables() -> dict[str, str]:
-    """Return the tables of docs/scaling.md by the names of their marks."""
-    rows = rows_of("avx512-amd", "ranks")
-    return {"time": _table_of_times(part(rows, "time")), "memory": _table_of_memory(part(rows, "memory"))}
-
-
-@markdown
-def _table_of_times(rows: Sequence[dict]) -> Lines:
-    """Ratios to one process."""
-    yield ["network", "ranks", "N", "one process, ms", *WAYS]
-    for key, mine in groups(rows, "network", "ranks", "window").items():
-        by_way = {row["way"]: row for row in mine}
-        yield [*key, f"{by_way[ONE]['ms']:,.0f}", *(f"{by_way[way]['ratio']:.2f}" for way in WAYS)]
-
-
-@markdown
-def _table_of_memory(rows: Sequence[dict]) -> Lines:
-    yield ["ranks", "", "peak of the largest, MiB", *KEPT]
-    for row in rows:
-        yield [row["ranks"], row["way"], f"{row['peak_mib']:,.0f}", *(f"{row[name]:.2f}" for name in KEPT)]
-
-
-def draw(figure: Any, rows: Sequence[dict]) -> None:
-    """Draw the ratio to one process over the window, a column for each network, and below it the peaks of memory."""
-    above, below = figure.subfigures(2, 1, height_ratios=(3, 2))
-    panels = plots.columns(above, part(rows, "time"))
-    for axes, network, mine in panels:
-        styles = dict(zip(sorted({row["ranks"] for row in mine}), ("-", "--", ":")))
-        lines = groups(mine, "way", "ranks")
-        for way, ranks in itertools.product(WAYS, styles):
-            style = {"linestyle": styles[ranks], "color": COLOURS[way], "label": f"{way}, {ranks} ranks"}
-            plots.line(axes, lines[way, ranks], "ratio", "o", **style)
-        plots.ratios_over_windows(axes, mine)
-        axes.axhline(1, color=COLOURS[ONE], linewidth=0.8)
-        axes.set_title(network)
-    panels[0][0].set_ylabel("time of an update / time of one process")
-    plots.legend(above, panels[0][0], 4)
-    peaks = [{**row, "name": f"{row['way']}, {row['ranks']}"} for row in part(rows, "memory")]
-    axes, colours = below.subplots(), [COLOURS[row["way"]] for row in peaks]
-    plots.bars(axes, peaks, "name", "peak_mib", "peak MiB of the largest rank", "{:,.0f}", color=colours)
-    axes.margins(x=0.1)
-    plots.bare(axes)

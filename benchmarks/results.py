@@ -6,7 +6,7 @@ import datetime
 import json
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,19 @@ def rows(machine: str, benchmark: str) -> list[dict[str, Any]]:
     """Return the rows that a benchmark has written on a kind of machine, or none."""
     path = RESULTS / machine / f"{benchmark}.json"
     return read(path)["rows"] if path.exists() else []
+
+
+def part(rows: Iterable[Mapping[str, Any]], name: str) -> list:
+    """Return the rows of a part."""
+    return [row for row in rows if row["part"] == name]
+
+
+def groups(rows: Iterable[Mapping[str, Any]], *keys: str) -> dict[tuple, list]:
+    """Return the rows that have the same values of these keys, by the values, in the order of the rows."""
+    grouped: dict[tuple, list] = {}
+    for row in rows:
+        grouped.setdefault(tuple(row[key] for key in keys), []).append(row)
+    return grouped
 
 
 def read(path: Path) -> dict[str, Any]:

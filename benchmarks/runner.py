@@ -6,19 +6,15 @@ import math
 import statistics
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Callable, TypeVar
 
 from .contenders import Entry, start
-from .options import NotAvailable
-from .plots import plot
 from .process import Contender, ContenderError
-from .results import machine, read, save
-from .tables import part, show
+from .results import part, save
 
 T = TypeVar("T")
-Draw = Callable[[Any, "list[dict]"], None]
 # By the part of the rows, or "" for all: the title, and the columns.
 Tables = Mapping[str, "tuple[str, str]"]
 
@@ -45,46 +41,37 @@ class Session:
             self.versions.update(contender.about.get("versions", {}))
             yield contender
 
-    @contextmanager
-    def stopped(self, entries: Sequence[Entry], **flags: object) -> Iterator[list[Contender]]:
-        """Start several that are stopped but for their bursts: spinning threads of one would disturb the others."""
-        with ExitStack() as running:
-            contenders = []
-            for entry in entries:
-                contenders.append(running.enter_context(self.start(entry, **flags)))
-                contenders[-1].stop()
-            yield contenders
-
-    def earlier_rows(self) -> list[dict[str, Any]]:
-        """Return the rows that an earlier run has written to the same folder; their versions are kept too.
-
-        Raises:
-            NotAvailable: If they were measured on another CPU: one record is of one machine.
-        """
-        path = Path(self._arguments.output, f"{self._name}.json")
-        if not path.exists():
-            return []
-        record = read(path)
-        if (cpu := record["machine"]["cpu"]) != machine()["cpu"]:
-            raise NotAvailable(f"{path} was measured on {cpu}, not on this machine: measure all contenders again")
-        self.versions.update(record["versions"])
-        return record["rows"]
-
     def save(self) -> Path:
         """Write the rows so far, and return the file's path."""
         return save(self._name, self._arguments.output, self.rows, self._settings, self.versions)
 
-    def finish(self, tables: Tables, draw: Draw, *, note: str = "", size: tuple[float, float] = (9.0, 5.0)) -> None:
-        """Print the tables and a note below them, and write JSON and plot."""
+    def finish(self, tables: Tables, *, note: str = "") -> None:
+        """Print the tables and a note below them, and write JSON."""
         for name, (title, columns) in tables.items():
             if title:
                 print(f"\n{title}")
             show(part(self.rows, name) if name else self.rows, columns)
         if note:
             print(note)
-        path = self.save()
-        if not self._arguments.short:
-            plot(path.with_suffix(".png"), lambda figure: draw(figure, self.rows), size)
+        self.save()
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: str) -> None:
+    """Print an aligned table: "network ms:.2f" are two keys of the rows, the second one's values formatted as .2f."""
+    specs = [column.partition(":")[::2] for column in columns.split()]
+    lines = [[key for key, _ in specs], *([_cell(key, row.get(key), spec) for key, spec in specs] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    lines.insert(1, ["-" * width for width in widths])
+    for line in lines:
+        padded = [cell.rjust(w) if spec else cell.ljust(w) for cell, w, (_, spec) in zip(line, widths, specs)]
+        print("  ".join(padded).rstrip())
+
+
+def _cell(key: str, value: Any, spec: str) -> str:
+    """Return the text of a value; of True it is what its column is called."""
+    if isinstance(value, bool):
+        return key.replace("_", " ") if value else ""
+    return "-" if value is None else format(value, spec) if spec else str(value)
 
 
 def alternate(rounds: int, bursts: Mapping[str, Callable[[], T]]) -> dict[str, list[T]]:
@@ -97,14 +84,6 @@ def alternate(rounds: int, bursts: Mapping[str, Callable[[], T]]) -> dict[str, l
         for name, burst in bursts.items():
             results[name].append(burst())
     return results
-
-
-def wake_and_ask(contender: Contender, **request: Any) -> dict[str, Any]:
-    """Wake a stopped contender for one request, and return the answer."""
-    contender.resume()
-    answer = contender.ask(**request)
-    contender.stop()
-    return answer
 
 
 def check_loss(contender: Contender, answer: Mapping[str, Any]) -> None:

@@ -14,17 +14,14 @@ from functools import partial
 from itertools import product
 from typing import Any
 
-from . import plots
 from .contenders import OURS, PLAIN, UNTUNED, WITH_OTHERS, Entry, available, check_same_size
 from .options import Settings, select_settings
 from .process import Contender
 from .runner import Session, check_loss, repeats
-from .tables import groups
 
 BATCH = {"lenet5": 32, "mlp": 32, "transformer": 8, "mlp50m": 32}
 TABLES = {"": ("", "network window:d contender ms:.3f ms_worst:.3f ratio:.2f best_peer")}
 NOTE = f"ms per micro-batch, update included, of the best and the worst start; ratio: how many times as fast {OURS} is"
-_BARS_AT = 4  # the size of the window that the bars show, where it was measured
 _BURSTS = 3  # in a start, of which the median counts
 FULL, SHORT = Settings(tuple(BATCH), (1, 2, 4, 16), rounds=3), Settings(("mlp",), (1, 2), rounds=1)
 
@@ -33,7 +30,7 @@ Times = dict[int, dict[str, list[float]]]
 
 
 def run(arguments: Namespace) -> None:
-    """Measure, print the table, write JSON and plot."""
+    """Measure, print the table and write JSON."""
     settings = select_settings(FULL, SHORT, arguments, tuple(BATCH))
     burst = 0.05 if arguments.short else 0.5
     entries = available(WITH_OTHERS, settings.contenders)
@@ -46,7 +43,7 @@ def run(arguments: Namespace) -> None:
             key = {"network": network, "window": window, "batch": BATCH[network]}
             session.rows += [{**key, **figures} for figures in _figures(times[window])]
         session.save()
-    session.finish(TABLES, draw, note=NOTE, size=(1 + 4.0 * len(settings.networks), 7.5))
+    session.finish(TABLES, note=NOTE)
 
 
 def _times(session: Session, entries: Sequence[Entry], network: str, settings: Settings, seconds: float) -> Times:
@@ -92,29 +89,3 @@ def _figures(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     peers = [row for row in rows if row["contender"] not in (OURS, UNTUNED, PLAIN)]
     best = min(peers, key=lambda row: row["ms"], default=None)
     return [{**row, "best_peer": row is best} for row in rows]
-
-
-def draw(figure: Any, rows: Sequence[dict]) -> None:
-    """Draw milliseconds as bars above, and the ratios to ours over the window's size below."""
-    panels = plots.columns(figure, rows, 2)
-    for (above, below), network, mine in panels:
-        _bars(above, network, mine)
-        by_contender = groups([row for row in mine if row["ratio"]], "contender")
-        for name, colour in plots.COLOURS.items():
-            if (name,) in by_contender:
-                plots.line(below, by_contender[name,], "ratio", color=colour, label=name)
-        plots.ratios_over_windows(below, mine)
-    (_, first), _, _ = panels[0]
-    first.set_ylabel(f"time / time of {OURS}")
-    plots.legend(figure, first, min(4, 2 * len(panels)))
-
-
-def _bars(axes: Any, network: str, rows: Sequence[dict]) -> None:
-    windows = [row["window"] for row in rows]
-    window = _BARS_AT if _BARS_AT in windows else windows[-1]
-    shown = [row for row in rows if row["window"] == window]
-    colours = [plots.COLOURS[row["contender"]] for row in shown]
-    plots.bars(axes, shown, "contender", "ms", "ms per micro-batch (best start)", color=colours)
-    axes.margins(x=0.2)
-    axes.set_title(f"{network}, N = {window}")
-    plots.bare(axes)

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.several
 def test_ranks_benchmark_runs(tmp_path):
     record, printed = benchmark("ranks", tmp_path)
     assert set(record) == RECORD
-    assert not (tmp_path / "ranks.png").exists()
     parts = {name: [row for row in record["rows"] if row["part"] == name] for name in ("time", "memory")}
     assert sum(map(len, parts.values())) == len(record["rows"])
     check_times(parts["time"])

@@ -10,7 +10,6 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from ..plots import bare
 from ..process import ContenderError
 from .case import IGNORED, Case
 from .cases import CLASSES, FEATURES, TOKENS
@@ -19,12 +18,10 @@ from .libraries import LIBRARIES, OURS, Library, contender
 SPLITS = (1, 4, 8)
 EPOCHS = (1, 2, 3, 4, 6, 8)
 BATCH, BATCHES = 16, 3
-FILE, SIZE = "conformance_curves.png", (4.4, 12.0)
-_COLOURS = ("#0072b2", "#e69f00", "#d55e00")
 
 
 class Fault(NamedTuple):
-    """A picture: a fault, and a library that has it."""
+    """A fault, and a library that has it."""
 
     name: str
     library: str
@@ -113,25 +110,3 @@ def loss_of(case: Case, weights: np.ndarray) -> float:
         np.log(np.exp(logits).sum(-1)) - np.take_along_axis(logits, np.where(counted, y, 0)[..., None], -1)[..., 0]
     )
     return float(surprise[counted].mean())
-
-
-def draw(figure: Any, made: list[dict[str, Any]]) -> None:
-    """Draw a panel for each fault: ours in one colour, whose three lines should be one, the library's in others."""
-    for axes, fault in zip(figure.subplots(len(FAULTS), 1), FAULTS):
-        for row in [row for row in made if row["fault"] == fault.name]:
-            ours = row["library"] != fault.library
-            shade = SPLITS.index(row["split"])
-            style = {"color": "#1f2933", "linewidth": 4 - shade, "alpha": 0.35} if ours else {"color": _COLOURS[shade]}
-            label = f"{fault.library}, {row['split']} x"
-            if ours:  # one label for the three lines
-                label = None if shade else f"{OURS}, 1, 4 and 8 x"
-            axes.plot(*zip(*row["losses"]), label=label, **style)
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter("{x:g}" if high < 2 * low else "")
-        axes.set_title(fault.name, fontsize=10, loc="left")
-        axes.legend(fontsize=7, frameon=False)
-        axes.tick_params(labelsize=8, which="both")
-        bare(axes)
-    axes.set_xlabel("epochs", fontsize=8)

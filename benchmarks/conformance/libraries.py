@@ -33,7 +33,7 @@ class Library(NamedTuple):
     by_design: dict[str, str] = {}
     """dict, by the case why the library's documentation means another result."""
     label: str = ""
-    """str, what the picture calls it, if its key is too long for that: at most 26 letters."""
+    """str, what the table of all cases calls it, if its key is long."""
     missing: str = ""
     """str, why it can't be run here, with the version that was tried: it has no cells then."""
 
@@ -44,7 +44,7 @@ class Library(NamedTuple):
 
     @property
     def short(self) -> str:
-        """str, what the picture calls it."""
+        """str, what the table of all cases calls it."""
         return self.label or self.key
 
 

@@ -1,4 +1,4 @@
-"""Ours: each piece of a window alone, and other ways to run a window that were rejected."""
+"""Ours: each piece of a window alone, and what users may add to it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
 from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail
-from ms_accum.engine.cells import part_of_larger_graph
 from ms_accum.engine.collaborators import resolve
 from ms_accum.engine.window import new_window
 from ms_accum.network.state import unique_name
 from ms_accum.training.window import _Accumulating
 
-_ADD = ops.HyperMap()
 # What users may add to the driver.
 COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
     "": dict,
@@ -64,49 +62,6 @@ class Plain(nn.Cell):
         return ops.depend(loss, grads if self.optimizer is None else self.optimizer(grads))
 
 
-class Returned(nn.Cell):
-    """A forward-backward that returns its gradients, which another graph adds up."""
-
-    def __init__(self, forward: nn.Cell, optimizer: nn.Optimizer):
-        super().__init__(auto_prefix=False)
-        self.differentiate = ms.value_and_grad(forward, None, optimizer.parameters)
-
-    def construct(self, *inputs: Any) -> Any:
-        return self.differentiate(*inputs)
-
-
-class AddUp(nn.Cell):
-    """The graph that adds up what `Returned` returns."""
-
-    def __init__(self, grad_sum: tuple):
-        super().__init__(auto_prefix=False)
-        self.grad_sum = grad_sum
-
-    def construct(self, *grads: Any) -> Any:
-        return ops.depend(True, _ADD(ops.assign_add, self.grad_sum, grads))
-
-
-class While(nn.Cell):
-    """A whole window of stacked micro-batches in one graph, which contains our Cells."""
-
-    def __init__(self, windows: _Accumulating):
-        super().__init__(auto_prefix=False)
-        forward_backward = windows._forward_backward
-        network = forward_backward.loss_and_gradients.network
-        self.add = part_of_larger_graph(forward_backward.window, network, 1.0)
-        self.optim, self.clear = windows._optim, windows._clear
-
-    def construct(self, inputs: Any, targets: Any, weight: Any, window: Any) -> Any:
-        done = Tensor(0, ms.int32)
-        loss = Tensor(0.0, ms.float32)
-        while done < window:
-            loss = self.add(inputs[done], targets[done], weight=weight)
-            done = done + 1
-        ended = self.optim()
-        self.clear()
-        return loss, ended
-
-
 class Windows:
     """Our Cells, called in several ways; each returns the last loss.
 
@@ -135,17 +90,6 @@ class Windows:
             self._ours.add(micro_batch, self._weight)
         return self._ended(self._ours.add(last, self._weight, 1.0))
 
-    def ended_apart(self) -> Any:
-        """Run the window with a graph of its own for the end."""
-        return self._ended([self._ours.add(micro_batch, self._weight) for micro_batch in self._data][-1])
-
-    def returned(self, differentiate: nn.Cell, add_up: nn.Cell) -> Any:
-        """Run the window with two graphs, of which one adds up what the other returns."""
-        for micro_batch in self._data:
-            loss, grads = differentiate(*micro_batch)
-            add_up(*grads)
-        return self._ended(loss)
-
     def _ended(self, loss: Any) -> Any:
         self._ours.end(None, 1)
         return loss
@@ -164,9 +108,7 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     forward = nn.WithLossCell(trained, networks_ms.loss())
     data = networks_ms.tensors(micro_batches(network, 8 if network == "transformer" else 32, window))
     train = driver(trained, optimizer).train_process
-    ours, looped = (_accumulating(forward, optimizer) for _ in range(2))
-    returned, add_up, one_graph = Returned(forward, optimizer), AddUp(ours._window.grad_sum), While(looped)
-    stacked = [*(ops.stack(column) for column in zip(*data)), Tensor(1.0, ms.float32)]
+    ours = _accumulating(forward, optimizer)
     plain, updating = Plain(forward, optimizer, False), Plain(forward, optimizer, True)
     windows = Windows(ours, data)
     collaborating = {
@@ -182,9 +124,6 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
         "update": (windows.update, 1),
         "window, ours": (windows.window, window),
         "window, driver": (lambda: train(1, data, window, report=(), ckpt_path=None), window),
-        "window, separate end": (windows.ended_apart, window),
-        "window, gradients returned": (lambda: windows.returned(returned, add_up), window),
-        "window, one graph": (lambda: one_graph(*stacked, Tensor(window, ms.int32))[0], window),
         **collaborating,
         **{
             f"windows, {name}": (

@@ -1,0 +1,76 @@
+"""The figures of the pages are those of the results."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from benchmarks import pages
+from benchmarks.conformance.libraries import LIBRARIES
+
+ROOT = pages.ROOT
+TABLE = re.compile(r"<!-- table: (\S+) -->\n\n(.*?)\n<!-- end -->", re.DOTALL)
+MADE = pages.tables()
+TEXTS = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in pages.pages()}
+WITH_FIGURES = [name for name in TEXTS if name != "docs/reference/commands.md"]
+
+
+def uneven(text):
+    """Return the tables whose lines do not have as many cells as their head."""
+    tables = {name: table.replace("\\|", "").splitlines() for name, table in TABLE.findall(text)}
+    return [name for name, lines in tables.items() if len({line.count("|") for line in lines}) > 1]
+
+
+@pytest.mark.parametrize("name", WITH_FIGURES)
+def test_figures_are_those_of_the_results(name):
+    assert pages.filled(TEXTS[name], MADE) == TEXTS[name]
+    assert uneven(TEXTS[name]) == []
+
+
+def test_every_table_is_in_a_page_and_in_both_languages():
+    found = {name: {table for table, _ in TABLE.findall(text)} for name, text in TEXTS.items()}
+    assert set().union(*found.values()) == {*MADE, *(f"help/{name}" for name in pages.PROGRAMS)}
+    chinese = [name for name in found if ".zh." in name or "_CN" in name]
+    assert len(chinese) == 5
+    assert all(found[name] == found[name.replace(".zh", "").replace("_CN", "")] for name in chinese)
+
+
+def test_help_of_the_programs_is_as_printed():
+    text = TEXTS["docs/reference/commands.md"]
+    assert pages.filled(text, pages.helps()) == text
+
+
+def test_changed_figure_and_missing_column_are_found():
+    text = TEXTS["docs/performance.md"]
+    changed = text.replace("| lenet5 | 0.64", "| lenet5 | 0.63")
+    assert changed != text == pages.filled(changed, MADE)
+    assert uneven(text.replace("| network | N |", "| N |")) == ["ratios"]
+
+
+PAGE = """before
+<!-- table: x -->
+
+| 名 | b |
+| --- | --- |
+| old | 1 |
+
+<!-- end -->
+a | b
+<!-- table: y -->
+
+old
+
+<!-- end -->
+"""
+
+
+def test_only_rows_are_written():
+    made = {"x": "| new | 2 |\n", "y": "new\n"}
+    assert pages.filled(PAGE, made) == PAGE.replace("| old | 1 |", "| new | 2 |").replace("old", "new")
+
+
+def test_every_program_of_the_table_is_shown():
+    shown = (ROOT / "docs" / "reference" / "conformance_programs.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^## (.*)$", shown, re.MULTILINE)
+    assert {library.key for library in LIBRARIES if not library.missing} <= set(headings)
