@@ -72,33 +72,32 @@ class Windows:
 
     def __init__(self, ours: _Accumulating, data: list[tuple]):
         self._ours, self._data = ours, data
-        # As the driver has them: those of a full window add up to 1.
-        self._one, self._weight = (Tensor(1 / count, ms.float32) for count in (1, len(data)))
+        self._weight = Tensor(float(data[0][0].shape[0]), ms.float32)  # rows, as the driver has them
 
     def add(self, count: int) -> Any:
         """Run the first micro-batch `count` times, without an update."""
-        return [self._ours.add(self._data[0], self._one) for _ in range(count)][-1]
+        return [self._ours.add(self._data[0], self._weight) for _ in range(count)][-1]
 
     def update(self) -> Any:
         """Run a window of one, as the driver does if it can't do without accumulators."""
-        return self._ended(self._ours.add(self._data[0], self._one, 1.0))
+        return self._ended(self._ours.add(self._data[0], self._weight, last=True))
 
     def window(self) -> Any:
         """Run the window as the driver does: its end is in the graph of the last micro-batch."""
         *first, last = self._data
         for micro_batch in first:
             self._ours.add(micro_batch, self._weight)
-        return self._ended(self._ours.add(last, self._weight, 1.0))
+        return self._ended(self._ours.add(last, self._weight, last=True))
 
     def _ended(self, loss: Any) -> Any:
-        self._ours.end(None, 1)
+        self._ours.end(None)
         return loss
 
 
 def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> _Accumulating:
     """Return the Cells of the driver around a window of their own."""
     collaborators = resolve("cost", optimizer, forward, weighted=True, compiles=True)
-    return _Accumulating(forward, new_window(unique_name("cost"), collaborators, weighs_loss=True))
+    return _Accumulating(forward, new_window(unique_name("cost"), collaborators))
 
 
 def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]:
