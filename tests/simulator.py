@@ -1,8 +1,9 @@
 """A simulator of windows in NumPy float64 and plain loops; nothing here imports ms_accum.
 
-A simulator of the whole: sizes, tails, weights, policies, loss scale, clipping, Momentum, averages and counters. It
-trains one network, whose loss is known in closed form: half the mean squared distance of two weights from the rows of
-`x`, plus the mean of sqrt(z * s) with s = 1, which has a NaN as its gradient where z = 0.
+A simulator of the whole: sizes, tails, weights, policies, loss scale, clipping, optimizers, averages, counters, and
+several ranks. It trains one network, whose loss is known in closed form: half the mean squared distance of two weights
+from the rows of `x`, plus the mean of sqrt(z * s) with s = 1, which has a NaN as its gradient where z = 0. With two
+terms the second is the mean of w * x, and counts what the third column says.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+
+import reference
 
 HUGE = 2.0**100
 """float, a loss scale at which the norm of every gradient overflows in float32."""
@@ -19,26 +22,37 @@ GROWS_AFTER = 3
 IN_A_ROW = 10
 SHIFT = 0.25
 """float, what a user adds to the weights between two calls."""
+SECOND = 0.5
+"""float, the coefficient of the second term."""
+# Adam divides by the root of a moment, which for a gradient near 0 would enlarge what float32 rounds.
+OPTIMIZERS = {
+    "SGD": (reference.sgd, {}),
+    "Momentum": (reference.momentum, {"momentum": 0.9}),
+    "Adam": (reference.adam, {"eps": 1e-2}),
+}
+STATES = {"SGD": (), "Momentum": ("v",), "Adam": ("m", "v")}
 
 
 class Settings(NamedTuple):
     """What a run is made with."""
 
     way: str
-    """"driver", "step", "accumulator" or "cells"."""
+    """"driver", "step", "model", "accumulator", "loop" or "cells"."""
     size: Any
     """An int, a dict, or a function of the number of updates; ("split", rows) splits each batch, which is a window."""
     tail: str
     reduction: str
     weight: Any
-    """"rows", "column" (the first value of the third column), or a number."""
+    """"rows", "column" (the first value of the third column), "terms", or a number."""
     clip: float | None
     policy: str
     scale: Any
     """None, a number, or "dynamic"."""
     ema: tuple[float, int] | None
+    optimizer: str
     rates: Any
     """A learning rate, or one for each update."""
+    ranks: int = 1
 
     def size_after(self, updates):
         """Return the size of the window after this number of updates."""
@@ -49,7 +63,25 @@ class Settings(NamedTuple):
     @property
     def is_immediate(self):
         """Whether windows have no accumulators."""
-        return self.size == 1 and self.way != "cells"
+        return self.size == 1 and self.way != "cells" and self.ranks == 1
+
+    @property
+    def splits(self):
+        return isinstance(self.size, tuple)
+
+
+class MicroBatch(NamedTuple):
+    """A micro-batch of the open window."""
+
+    columns: tuple
+    loss: float
+    gradient: Any
+    weight: float
+    left_out: bool
+
+    @property
+    def rows(self):
+        return len(self.columns[0])
 
 
 class Record(NamedTuple):
@@ -73,9 +105,8 @@ class Simulator:
 
     def __init__(self, settings):
         self.settings = settings if not isinstance(settings.size, int) else settings._replace(size={0: settings.size})
-        self.is_immediate = settings.is_immediate
-        self.splits = isinstance(settings.size, tuple)
-        self.w, self.velocity = np.zeros(2), np.zeros(2)
+        self.is_immediate, self.has_terms = settings.is_immediate, settings.weight == "terms"
+        self.w, self.optimizer_state = np.zeros(2), {}
         self.updates = self.skipped = self.left_out = self.overflows = self.in_a_row = self.good = 0
         self.average, self.averaged = np.zeros(2), 0
         self.scale = {None: 1.0, "dynamic": HUGE}.get(settings.scale, settings.scale)
@@ -86,7 +117,12 @@ class Simulator:
 
     def clear(self):
         """Discard the window."""
-        self.open: list[tuple] = []
+        self.open: list[MicroBatch] = []
+
+    @property
+    def held(self):
+        """The micro-batches of one rank in the open window."""
+        return len(self.open) // self.settings.ranks
 
     def loss_and_gradient(self, x, z):
         x, z = np.asarray(x, np.float64), np.asarray(z, np.float64)
@@ -97,44 +133,69 @@ class Simulator:
 
     def weight_of(self, x, c):
         kind = self.settings.weight
-        if self.settings.reduction == "sum" or kind == "rows":
+        if self.settings.reduction == "sum" or kind in ("rows", "terms"):
             return float(len(x))
         return float(c[0]) if kind == "column" else float(kind)
 
-    def add(self, columns):
-        """Add a micro-batch."""
-        if not self.open and not self.splits:
-            self.window = self.settings.size_after(self.updates)
+    def evaluated(self, columns):
+        """Return a micro-batch with the weights of now."""
         x, z, c = columns
         weight = self.weight_of(x, c)
         loss, gradient = self.loss_and_gradient(x, z)
         leaves_out = self.settings.policy == "skip_micro" and not self.is_immediate
         bad = weight != 0 and not (np.isfinite(loss) and np.isfinite(gradient).all())
-        self.open.append((loss, gradient, weight, len(x), bad and leaves_out))
-        self.left_out += bad and leaves_out
-        total, weights = self._losses()
-        self.losses.append(total / weights if weights else 0.0)
+        return MicroBatch(columns, loss, gradient, weight, bad and leaves_out)
+
+    def add(self, columns):
+        """Add a micro-batch."""
+        if not self.open and not self.settings.splits:
+            self.window = self.settings.size_after(self.updates) * self.settings.ranks
+        self.open.append(self.evaluated(columns))
+        if not self.has_terms:  # such a window runs when it ends
+            self.left_out += self.open[-1].left_out
+            total, weights = self._losses()
+            self.losses.append(total / weights if weights else 0.0)
 
     @property
     def is_full(self):
         return len(self.open) >= self.window
 
+    @property
+    def kept(self):
+        return [each for each in self.open if each.weight and not each.left_out]
+
     def _losses(self):
-        kept = [(loss, weight) for loss, _, weight, _, left_out in self.open if weight and not left_out]
-        return sum(loss * weight for loss, weight in kept), sum(weight for _, weight in kept)
+        return sum(each.loss * each.weight for each in self.kept), sum(each.weight for each in self.kept)
+
+    def _second_term(self):
+        """Return the mean of the second term over what it counts, and its gradient; zeros if it counts nothing."""
+        counts = [float(each.columns[2][0]) for each in self.kept]
+        if not sum(counts):
+            return 0.0, np.zeros(2)
+        means = [np.mean(np.asarray(each.columns[0], np.float64), axis=0) for each in self.kept]
+        mean = sum(count * mean for count, mean in zip(counts, means) if count) / sum(counts)
+        return float(mean @ self.w), mean
 
     def _gradient(self):
         """Return the window's gradient, or None if it has none."""
-        kept = [(gradient, weight) for _, gradient, weight, _, left_out in self.open if weight and not left_out]
-        if not kept or self.scale == HUGE:
+        if not self.kept or self.scale == HUGE:
             return None
-        total = sum(gradient * (1.0 if self.settings.reduction == "sum" else weight) for gradient, weight in kept)
-        gradient = total if self.settings.reduction == "sum" else total / sum(weight for _, weight in kept)
+        sums = self.settings.reduction == "sum"
+        total = sum(each.gradient * (1.0 if sums else each.weight) for each in self.kept)
+        gradient = total if sums else total / sum(each.weight for each in self.kept)
+        if self.has_terms:
+            gradient = gradient + SECOND * self._second_term()[1]
         return gradient if np.isfinite(gradient).all() else None
 
     def end(self, number=0):
         """End the window; `number` is that of its last micro-batch in the epoch, for what the record calls bad."""
-        gradient, (total, weights) = self._gradient(), self._losses()
+        if self.has_terms:
+            self.open = [self.evaluated(each.columns) for each in self.open]
+            self.left_out += sum(each.left_out for each in self.open)
+        with np.errstate(all="ignore"):
+            gradient, (total, weights) = self._gradient(), self._losses()
+            mean = total / weights if weights and np.isfinite(total) else float("nan")
+            mean = mean + SECOND * self._second_term()[0] if self.has_terms else mean
         rates = self.settings.rates
         lr = rates if np.isscalar(rates) else rates[self.updates]
         norm = float("nan") if gradient is None else float(np.sqrt(np.sum(gradient**2)))
@@ -143,23 +204,22 @@ class Simulator:
         else:
             if self.settings.clip is not None:
                 gradient = gradient * min(1.0, self.settings.clip / norm)
-            self.velocity = 0.9 * self.velocity + gradient
-            self.w = self.w - lr * self.velocity
-            self.updates += 1
-            self._average()
+            self._update(gradient, lr)
         overflow = self._rescale(gradient is not None, total / weights if weights else float("nan"))
         bad = tuple(
             number - len(self.open) + at
-            for at, (loss, _, weight, _, left_out) in enumerate(self.open, 1)
-            if weight and (left_out or not np.isfinite(loss))
+            for at, each in enumerate(self.open, 1)
+            if each.weight and (each.left_out or not np.isfinite(each.loss))
         )
-        samples = sum(rows for _, _, weight, rows, _ in self.open if weight)
-        mean = total / weights if weights and np.isfinite(total) else float("nan")
+        samples = sum(each.rows for each in self.open if each.weight)
         self.clear()
         self.records.append(Record(mean, samples, norm, lr, gradient is None, overflow, bad))
         return self.records[-1]
 
-    def _average(self):
+    def _update(self, gradient, lr):
+        self.updates += 1
+        update, options = OPTIMIZERS[self.settings.optimizer]
+        self.w = update(self.w, gradient, self.optimizer_state, self.updates, lr, **options)
         if self.settings.ema is not None:
             decay, warm_up = self.settings.ema
             self.averaged += 1
@@ -171,12 +231,10 @@ class Simulator:
         """Change the dynamic scale, and return whether the window overflowed."""
         if self.settings.scale != "dynamic":
             return False
-        blind = self.settings.way == "accumulator"  # it gets no loss
-        lost = [loss for loss, _, _, _, left_out in self.open if left_out and (blind or np.isfinite(loss))]
-        empty = not any(weight for _, _, weight, _, _ in self.open)
-        kept = any(weight and not left_out for _, _, weight, _, left_out in self.open)
+        blind = self.settings.way in ("accumulator", "loop")  # they get no loss
+        lost = [each for each in self.open if each.left_out and (blind or np.isfinite(each.loss))]
         # Without a weight there is no gradient, which is no overflow. Nor is NaN in the data, where the loss is known.
-        skipped = not updated and kept and not empty and (blind or np.isfinite(loss))
+        skipped = not updated and bool(self.kept) and (blind or np.isfinite(loss))
         overflow = bool((skipped or lost) and self.scale > 1)
         if overflow:
             self.overflows += 1
@@ -188,33 +246,29 @@ class Simulator:
         return overflow
 
     def count(self, record):
-        """Do what the driver does after a window: too many that are skipped end the run."""
+        """Do what the driver and `FlushTail` do after a window: too many that are skipped end the run."""
         if not record.samples or record.overflow:
             return
         self.in_a_row = self.in_a_row + 1 if record.skipped else 0
         if self.settings.policy == "raise" and record.skipped:
             raise Fails(FloatingPointError)
-        if self.in_a_row >= IN_A_ROW:
+        if self.in_a_row >= IN_A_ROW and self.settings.way == "driver":
             raise Fails(RuntimeError)
 
     def train(self, batches, epochs):
-        """Train; the tail of each epoch as the settings say."""
-        driver, self.in_a_row = self.settings.way == "driver", 0
+        """Train; the tail of each epoch as the settings say. A batch is a tuple of columns for each rank."""
+        self.in_a_row = 0
         for _ in range(epochs):
             number = 0
             for batch in batches:
-                pieces = split(batch, self.settings.size[1]) if self.splits else [batch]
+                pieces = split(batch[0], self.settings.size[1]) if self.settings.splits else batch
                 for at, columns in enumerate(pieces, 1):
-                    number = at if self.splits else number + 1
+                    number = at if self.settings.splits else number + 1
                     self.add(columns)
-                    if at == len(pieces) if self.splits else self.is_full:
-                        record = self.end(number)
-                        if driver:
-                            self.count(record)
+                    if at == len(pieces) if self.settings.splits else self.is_full:
+                        self.count(self.end(number))
             if self.settings.tail == "flush" and self.open:
-                record = self.end(number)
-                if driver:
-                    self.count(record)
+                self.count(self.end(number))
             elif self.settings.tail == "drop":
                 self.clear()
 

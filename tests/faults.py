@@ -1,0 +1,561 @@
+"""Faults to plant in ms_accum. For each, some test must fail.
+
+    python tests/faults.py                # all, each in a copy of the tree; prints which test found which fault
+    python tests/faults.py NAME [NAME]    # some of them
+    python tests/faults.py --slow NAME    # with the long tests, too
+
+A fault is a piece of the source and what stands there instead. `tests/test_faults.py` checks that each piece is still
+there, once. What fails first is the test that is named; a fault that this one does not find is tried on all others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+ANY = "test_any_window.py"
+RANKS = "ranks"
+
+
+class Fault(NamedTuple):
+    """A change of one piece of the source."""
+
+    file: str
+    old: str
+    new: str
+    tests: str
+    """The tests to try first, below tests/."""
+
+
+FAULTS = {
+    # Where a window ends
+    "one late": Fault("engine/ends.py", "return micro_batches >= window", "return micro_batches > window", ANY),
+    "one early": Fault(
+        "engine/ends.py", "return micro_batches >= window", "return micro_batches >= window - (window > 2)", ANY
+    ),
+    "the first micro-batch of a window asks for no new size": Fault(
+        "engine/ends.py", "size, count = None, 0\n", "count = 0\n", ANY
+    ),
+    "sizes by update begin one late": Fault(
+        "engine/ends.py", "if first <= update][-1]", "if first < update or not first][-1]", ANY
+    ),
+    "sizes by update begin one late in a graph": Fault(
+        "engine/graph_window.py", "ms.float32) >= self.firsts", "ms.float32) > self.firsts - (self.firsts == 0)", ANY
+    ),
+    "a tail is dropped": Fault(
+        "training/run.py",
+        'plan.tail == "flush":\n            self._end',
+        'plan.tail == "x":\n            self._end',
+        ANY,
+    ),
+    "a dropped tail stays": Fault("training/run.py", 'elif plan.tail == "drop":\n            window.clear()', "", ANY),
+    "max_updates one more": Fault(
+        "training/run.py",
+        "self._window.updates >= self._plan.max",
+        "self._window.updates > self._plan.max",
+        "training/test_max_updates.py",
+    ),
+    "plan of a resumed run counts the old window": Fault(
+        "training/run.py",
+        '"open_micro_batches": self.at.held',
+        '"open_micro_batches": window.micro_batches',
+        "test_driver.py",
+    ),
+    # The gradient of a window
+    "no division": Fault("engine/boundary.py", "divisor = weight_sum\n        if", "divisor = None\n        if", ANY),
+    "the last weight divides": Fault(
+        "engine/window.py",
+        "ops.assign_add(self.weight_sum[0], ops.cast",
+        "ops.assign(self.weight_sum[0], ops.cast",
+        ANY,
+    ),
+    "weights are not multiplied": Fault(
+        "engine/window.py", "factor = kept_factor if weight is None else weight", "factor = kept_factor", ANY
+    ),
+    "rows count alike": Fault(
+        "loss/objective.py", "return amount_of(self._owner, self._weight, micro_batch)", "return 1.0", ANY
+    ),
+    "a window of one with weight 0 updates": Fault("engine/boundary.py", "norm = norm * (only / only)", "pass", ANY),
+    "clipping to the half": Fault("engine/boundary.py", "norm / self.clip_norm", "2 * norm / self.clip_norm", ANY),
+    "clipping of the sum": Fault("engine/boundary.py", "norm = norm / weight_sum\n", "norm = norm * 1.0\n", ANY),
+    "clipping lengthens": Fault("engine/boundary.py", "ops.maximum(norm / self", "ops.minimum(norm / self", ANY),
+    "unscaled twice": Fault(
+        "engine/boundary.py",
+        "divisor = scale if divisor is None else scale * divisor",
+        "divisor = scale if divisor is None else scale * scale * divisor",
+        ANY,
+    ),
+    "the norm is scaled": Fault("engine/boundary.py", "/ (self.constant if self.dynamic is None else scale)", "", ANY),
+    "nothing is skipped": Fault(
+        "engine/boundary.py",
+        "finite = ops.isfinite(norm)\n",
+        "finite = norm == norm + 0 * norm\n        finite = ops.logical_or(finite, ops.logical_not(finite))\n",
+        ANY,
+    ),
+    "NaN in float16 parameters updates": Fault(
+        "engine/boundary.py", "if self.narrow:", "if False:", "engine test_driver.py"
+    ),
+    "no clear by MindSpore's kernels": Fault(
+        "network/tree.py",
+        "return _map(_clear_finite if finite else _clear, total)",
+        "return total",
+        "engine/test_cells.py",
+    ),
+    "cleared by multiplying": Fault(
+        "network/tree.py", "    zeros = ops.zeros_like(total)\n", "    zeros = total * 0.0\n", "engine"
+    ),
+    "a cleared window keeps its weight": Fault(
+        "engine/window.py", "cleared = (*cleared, ops.assign(weight_sum[0], Tensor(0.0, ms.float32)))", "pass", ANY
+    ),
+    "clear() of the driver clears nothing": Fault(
+        "training/window.py", "        self._ended = None\n        self._clear()\n", "        self._ended = None\n", ANY
+    ),
+    "gradients in another order": Fault(
+        "engine/forward.py", "optimizer.parameters", "tuple(reversed(optimizer.parameters))", "engine/test_cells.py"
+    ),
+    # Policies
+    "a left-out micro-batch keeps its weight": Fault(
+        "engine/cells.py", "counted = None if counted is None else counted * kept_factor", "pass", ANY
+    ),
+    "weight 0 is left out": Fault(
+        "engine/nonfinite.py",
+        "        if weight is not None:\n            counts",
+        "        if False:\n            counts",
+        ANY,
+    ),
+    "ten in a row do not end the run": Fault("training/record.py", ">= SKIPPED_IN_A_ROW", "> SKIPPED_IN_A_ROW", "."),
+    "skipped windows count as updates": Fault(
+        "training/window.py", "self.updates += self.updated\n", "self.updates += 1\n", ANY
+    ),
+    "skipped windows count as updates in graphs": Fault(
+        "engine/graph_window.py",
+        "ops.assign_add(self.updates, ops.cast(updated, ms.int32))",
+        "ops.assign_add(self.updates, Tensor(1, ms.int32))",
+        ANY,
+    ),
+    "skipped windows are not counted in graphs": Fault(
+        "engine/graph_window.py", "ops.assign_add(self.skipped, ops.cast(skipped, ms.int32))", "", ANY
+    ),
+    "the scheduler steps in skipped windows": Fault(
+        "training/window.py",
+        "            if self.scheduler is not None:\n                self.scheduler.step()",
+        "        if self.scheduler is not None:\n            self.scheduler.step()",
+        "training/test_state.py",
+    ),
+    # Loss scale and average
+    "a dynamic scale that stays": Fault(
+        "engine/loss_scale.py", "ops.assign(self.value, ops.where(ops", "(ops.where(ops", ANY
+    ),
+    "a scale that grows one late": Fault(
+        "engine/loss_scale.py", "grows = ops.logical_and(good >= self", "grows = ops.logical_and(good > self", ANY
+    ),
+    "NaN in the data lowers the scale": Fault(
+        "engine/loss_scale.py", "        if loss is not None:\n", "        if False:\n", ANY
+    ),
+    "an average that is too fast": Fault(
+        "engine/ema.py",
+        "return ops.where(count <= max(self._warm_up, 1)",
+        "decay = decay * decay\n        return ops.where(count <= max(self._warm_up, 1)",
+        ANY,
+    ),
+    "the average counts skipped windows": Fault(
+        "engine/ema.py",
+        "ops.assign_add(self._updates, ops.cast(updated, ms.int32))",
+        "ops.assign_add(self._updates, Tensor(1, ms.int32))",
+        ANY,
+    ),
+    "the average starts at zero": Fault("engine/ema.py", "max(self._warm_up, 1)", "self._warm_up", ANY),
+    "averages stay applied": Fault(
+        "engine/ema.py", "            _assign(self._weights, copies)\n", "", "engine/test_ema.py"
+    ),
+    # Records
+    "the loss of the last micro-batch": Fault(
+        "training/window.py",
+        "total += value * (1.0 if self.summing else weight)\n            weights += weight",
+        "total, weights = value * (1.0 if self.summing else weight), weight",
+        ANY,
+    ),
+    "the loss is a mean of means": Fault(
+        "training/window.py",
+        "value * (1.0 if self.summing else weight)\n            weights += weight",
+        "value\n            weights += 1",
+        ANY,
+    ),
+    "the rate after the update": Fault(
+        "training/window.py",
+        "        lr = self._learning_rate()\n        updated, norm, *sums = self._optim(None if scalars is None else scalars())",
+        "        updated, norm, *sums = self._optim(None if scalars is None else scalars())\n        lr = self._learning_rate()",
+        "network/test_learning_rate.py test_driver.py",
+    ),
+    # States
+    "an open window is not resumed": Fault("training/window.py", 'if not window["micro_batches"]:', "if True:", ANY),
+    "its losses are not resumed": Fault(
+        "training/window.py", 'self._losses.load(window["loss"], window.get("bad", ()))', "pass", ANY
+    ),
+    "its bad micro-batches are not resumed": Fault("training/window.py", 'window.get("bad", ())', "()", ANY),
+    "its accumulators are not saved": Fault(
+        "training/state.py", "{**self.parameters(), **accumulators}", "self.parameters()", ANY
+    ),
+    "moments are not saved": Fault("training/state.py", '**_named("optimizer", optimizer_state), ', "", ANY),
+    "Parameters in lists are not saved": Fault(
+        "training/state.py",
+        "    return all_parameters(optimizer)",
+        "    return list(optimizer.get_parameters())",
+        "training/test_state.py",
+    ),
+    "the scheduler is not saved": Fault(
+        "training/state.py",
+        "excluding(list(parameters_in(scheduler)), parameters.values())",
+        "[]",
+        "training/test_state.py",
+    ),
+    "the scale is not saved": Fault(
+        "engine/collaborators.py",
+        'parameters |= {f"loss_scale.{name}": parameter for name, parameter in self.dynamic.state.items()}',
+        "pass",
+        ANY,
+    ),
+    "the average is not saved": Fault(
+        "engine/collaborators.py",
+        'parameters |= {f"ema.{name}": parameter for name, parameter in self.ema.state.items()}',
+        "pass",
+        ANY,
+    ),
+    "generators are not resumed": Fault(
+        "saving/training_state.py", '    set_random_state(state.facts["random"])\n', "", "saving/test_resume.py"
+    ),
+    "the position is one late": Fault(
+        "training/data.py",
+        "done, skip = at.epoch - 1, at.batches\n",
+        "done, skip = at.epoch - 1, at.batches + (at.batches > 0)\n",
+        ANY,
+    ),
+    "the position in the loop is not resumed": Fault(
+        "training/loop.py",
+        "self._at, self._is_resumed = at, True",
+        "self._at, self._is_resumed = Position(epoch=at.epoch), True",
+        ANY,
+    ),
+    "counters of a graph's window are not saved": Fault(
+        "engine/graph_window.py", '_COUNTERS = ("updates", "skipped", "updated", "grad_norm")', "_COUNTERS = ()", ANY
+    ),
+    "a state is numbered from its own": Fault(
+        "saving/checkpointer.py", "for path in self.states()[:1]:", "for path in []:", "saving/test_states.py"
+    ),
+    "the lock is not looked at": Fault(
+        "saving/checkpointer.py", "        self._check_locked()\n        for", "        for", "saving/test_states.py"
+    ),
+    "the best state is removed": Fault(
+        "saving/checkpointer.py", "            if path.name != best:\n", "            if True:\n", "saving"
+    ),
+    "the newest state is removed": Fault(
+        "saving/checkpointer.py",
+        "for path in older[keep - 1 :]:",
+        "for path in [newest, *older][keep:] + [newest]:",
+        "saving/test_states.py",
+    ),
+    "a damaged state is read": Fault(
+        "saving/arrays.py", "if digest != digest_of(arrays, text):", "if False:", "saving/test_states.py"
+    ),
+    "a state is not read back": Fault("saving/arrays.py", "    read_arrays(path)\n\n", "\n", "saving"),
+    "metadata in an order of chance": Fault(
+        "saving/arrays.py",
+        'metadata={_ENTRY: f"{digest_of(arrays, text)} {text}"}',
+        'metadata={_ENTRY: f"{digest_of(arrays, text)} {text}", **dict.fromkeys("abcdefgh", "")}',
+        "saving/test_states.py",
+    ),
+    "the old file goes before the new one is whole": Fault(
+        "saving/files.py",
+        "            write(new)\n",
+        "            os.path.exists(name) and os.unlink(name)\n            write(new)\n",
+        "saving",
+    ),
+    "a dropout counter is not saved": Fault(
+        "layers/dropout.py",
+        "self.dropout_counter = state(COUNTER, 0, ms.int32)",
+        "object.__setattr__(self, COUNTER, state(COUNTER, 0, ms.int32))",
+        "layers/test_dropout.py",
+    ),
+    # Losses and weights
+    "ignored labels count": Fault(
+        "loss/known_losses.py",
+        "return labels[labels != (-100 if ignored is None else ignored)]",
+        "return abs(labels[labels > -200]) % 2",
+        "loss",
+    ),
+    "class weights do not count": Fault(
+        "loss/known_losses.py",
+        "counted.size if class_weights is None else float(class_weights.asnumpy()[counted].sum())",
+        "counted.size",
+        "loss",
+    ),
+    "elements count as rows": Fault(
+        "loss/known_losses.py",
+        "        return labels[0].size\n",
+        "        return labels[0].shape[0]\n",
+        "loss test_driver.py",
+    ),
+    "a stale mean of BCEWithLogits": Fault(
+        "loss/known_losses.py", "    if _has_stale_mean(function):\n", "    if False:\n", "loss"
+    ),
+    "the additivity check is silent": Fault(
+        "loss/objective.py",
+        "            self._additivity.check(micro_batch, trained)\n",
+        "            pass\n",
+        "loss/test_additivity.py",
+    ),
+    "terms divided by those of the micro-batch": Fault(
+        "training/terms.py",
+        "divisors = summed([micro_batch.divisors for micro_batch in collected], len(self._terms.names), self._group)",
+        "divisors = summed([collected[0].divisors], len(self._terms.names), self._group)",
+        "training/test_windows_of_terms.py",
+    ),
+    "columns of terms are not copied": Fault(
+        "training/terms.py",
+        "tuple(copied(column) for column in micro_batch)",
+        "tuple(micro_batch)",
+        "training/test_windows_of_terms.py",
+    ),
+    "coefficients count in the shown terms": Fault(
+        "training/terms.py",
+        "(coefficients * shares, shares)",
+        "(coefficients * shares, coefficients * shares)",
+        "training/test_windows_of_terms.py test_terms_in_model.py",
+    ),
+    "a coupled loss of each micro-batch": Fault(
+        "training/coupled.py",
+        "gathered = [gather_rows(np.concatenate(parts), self._group)",
+        "gathered = [gather_rows(np.concatenate([part * (number == 0) for number, part in enumerate(parts)]), self._group)",
+        "engine/test_coupled.py",
+    ),
+    "the third pass draws other masks": Fault(
+        "training/coupled.py", "        restore(copies)\n", "", "engine/test_coupled.py"
+    ),
+    "parameters of a coupled loss count in each micro-batch": Fault(
+        "training/coupled.py", "*[zeros] * (count - 1)]", "*[Tensor(array)] * (count - 1)]", "engine/test_coupled.py"
+    ),
+    # Networks and optimizers
+    "repeated words are not summed": Fault(
+        "network/tree.py",
+        "return ops.unsorted_segment_sum(gradient.values, gradient.indices, parameter.shape[0])",
+        "return ops.tensor_scatter_elements(ops.zeros_like(parameter), ops.tile(gradient.indices.reshape((-1, 1)), (1, parameter.shape[1])), gradient.values, 0)",
+        "network/test_sparse.py",
+    ),
+    "late weights are not trained": Fault(
+        "engine/boundary.py",
+        "return ops.depend(condition, self.touched)",
+        "return condition",
+        "test_late_values.py network test_jit.py",
+    ),
+    "frozen parameters train in graphs": Fault(
+        "engine/forward.py",
+        "zero_where(self.frozen(), grads)",
+        "zero_where(tuple([False for _ in self.frozen()]), grads)",
+        "network engine",
+    ),
+    "changed attributes are not followed": Fault(
+        "network/constants.py", "not all(map(is_, values, self._values))", "False", "network/test_constants.py"
+    ),
+    "evaluated as it trains": Fault(
+        "training/evaluation.py", "    with training_mode(network, False):\n", "    if True:\n", "test_evaluate.py"
+    ),
+    "evaluations without the average": Fault(
+        "training/evaluation.py",
+        "with training_mode(self._cell, False), averaged(self._ema):",
+        "with training_mode(self._cell, False):",
+        "engine/test_ema.py training",
+    ),
+    "data are read to be counted": Fault(
+        "training/data.py", "return None if _has_to_be_read(self.dataset) else", "return", "training/test_data.py"
+    ),
+    "frozen BatchNorm trains": Fault("layers/batch_norm.py", "layer.use_batch_statistics = False", "pass", "layers"),
+    # Operators of our own
+    "a native decay with another sign": Fault(
+        "native.cc",
+        "gradient = parameter * decay + gradient;",
+        "gradient = gradient - parameter * decay;",
+        "test_native.py",
+    ),
+    "a native average of the old weights": Fault(
+        "native.cc",
+        "averages[i] * kept + parameter * added",
+        "averages[i] * kept + parameters[i] * kept",
+        "test_native.py",
+    ),
+    "native sums are not emptied if skipped": Fault(
+        "native.cc", "if (empties_) std::memset(Array", "if (false) std::memset(Array", ANY
+    ),
+    "native counters stay": Fault("native.cc", "*static_cast<int32_t *>(params[counter]) += 1;", "", "test_native.py"),
+    "native norm forgets the last elements": Fault(
+        "native.cc",
+        "for (int lane = 0; i < block.end; ++i, ++lane)",
+        "for (int lane = 0; i + 1 < block.end; ++i, ++lane)",
+        "test_native.py",
+    ),
+    "a native gradient that is written before it is read": Fault(
+        "native.cc", "if (valid_ && !empties_) CopyShared(count);", "", "test_native.py"
+    ),
+    # Ranks
+    "the weight of a rank is lost": Fault(
+        "engine/boundary.py", "weights = None if weight_sum is None else extra[0]", "weights = weight_sum", RANKS
+    ),
+    "losses are not summed over the ranks": Fault(
+        "engine/boundary.py",
+        "return grad_sum, weights, extra[1], counts,",
+        "return grad_sum, weights, figures, counts,",
+        RANKS,
+    ),
+    "gradients in pieces lose the last one": Fault(
+        "ranks/reduction.py",
+        "return summed + last[:number], last[number:]",
+        "return summed + gradients[start:], last[number:]",
+        RANKS,
+    ),
+    "the norm of a part": Fault(
+        "ranks/reduction.py",
+        "return ops.sqrt(self.all_reduce(ops.depend(squares, after))[0])",
+        "return ops.sqrt(squares[0])",
+        "ranks/test_zero.py ranks",
+    ),
+    "parts are those of rank 0": Fault(
+        "ranks/reduction.py", "self.all_reduce(rows)[self.rank]", "self.all_reduce(rows)[0]", RANKS
+    ),
+    "a rank ends its window alone": Fault(
+        "engine/graph_window.py",
+        "            if not rank_status.ended():\n",
+        "            if True:\n",
+        "ranks/test_agreement.py",
+    ),
+    "the other ranks' left-out micro-batches are not counted": Fault(
+        "engine/nonfinite.py", "added = ops.assign_add(self.left_out, of_other_ranks)", "added = self.left_out", RANKS
+    ),
+    "all ranks draw the same masks": Fault(
+        "network/generators.py", "return seed & (1 << bits) - 1 | rank << bits", "return seed", RANKS
+    ),
+    "terms divided by those of one rank": Fault(
+        "loss/terms.py", "gather_numbers(", "(lambda sums, group: sums.reshape(1, -1))(", "ranks/test_ranks_terms.py"
+    ),
+    "coupled rows of one rank": Fault(
+        "ranks/group.py",
+        "    arrays = gather_arrays(rows, group)\n    return",
+        "    arrays = [rows] * group.size\n    return",
+        "ranks/test_ranks_coupled.py",
+    ),
+    "ranks begin with their own weights": Fault(
+        "ranks/agreement.py", "    broadcast(parameters)\n", "    pass\n", RANKS
+    ),
+    "drift is not noticed": Fault(
+        "ranks/agreement.py",
+        "    if texts is None:\n        return\n    gathered",
+        "    if True:\n        return\n    gathered",
+        RANKS,
+    ),
+    "weight 0 of a rank lets the others wait": Fault(
+        "training/window.py", "            self._add_zeros()\n", "            pass\n", RANKS
+    ),
+    # Model
+    "a tail in Model is not flushed": Fault(
+        "model_step.py",
+        "micro_batches_left == 0)\n        ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))\n        if self.may",
+        "micro_batches_left == -1)\n        ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))\n        if self.may",
+        "test_model_step.py",
+    ),
+    "Model shows the loss of the last micro-batch": Fault(
+        "model_step.py",
+        "sums = self.loss_sums[0] + ops.stack((term, counted, weight))",
+        "sums = ops.stack((term, counted, weight))",
+        "test_model_step.py",
+    ),
+    "Model evaluates without the average": Fault(
+        "model_step.py",
+        "            return averaged(self._ema)\n",
+        "            return nullcontext()\n",
+        "test_model_step.py engine/test_ema.py",
+    ),
+}
+
+
+def copy_of_tree(folder: Path) -> None:
+    """Copy what git knows, and the compiled operators."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    built = [str(path.relative_to(ROOT)) for path in (ROOT / "ms_accum").glob("*.so")]
+    for name in [*filter(None, names.split("\0")), *built]:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def finder(folder: Path, arguments: list[str]) -> str | None:
+    """Return the first test that fails in a tree; None if all pass."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return None
+    found = re.search(r"^FAILED (\S+)|^ERROR (\S+::\S+)", done.stdout, re.MULTILINE)
+    if done.returncode not in (1, 2) or found is None:  # xdist interrupts itself with 2
+        raise RuntimeError(
+            f"pytest {' '.join(arguments)} ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr}"
+        )
+    return found[1] or found[2]
+
+
+def build(folder: Path) -> None:
+    """Compile the operators of a tree."""
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "build_ext", "--inplace"], cwd=folder, capture_output=True, check=True
+    )
+
+
+def find(folder: Path, fault: Fault, slow: bool) -> str | None:
+    """Plant a fault in a tree, look for a test that fails, and take it out again."""
+    path = folder / "ms_accum" / fault.file
+    sound = path.read_text(encoding="utf-8")
+    path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
+    try:
+        if path.suffix == ".cc":
+            build(folder)
+        named = [f"tests/{name}" for name in fault.tests.split()]
+        tries = [named, ["-m", "slow", *named], []] if slow else [named, []]
+        return next(filter(None, (finder(folder, arguments) for arguments in tries)), None)
+    finally:
+        path.write_text(sound, encoding="utf-8")
+        if path.suffix == ".cc":
+            build(folder)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Plant the faults that are named, or all; return 1 if no test finds one of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *FAULTS], help="a fault; default: all")
+    parser.add_argument("--slow", action="store_true", help="try the long tests, too")
+    args = parser.parse_args(arguments)
+    missed = 0
+    with tempfile.TemporaryDirectory() as name:
+        copy_of_tree(Path(name))
+        print(f"| no fault | {finder(Path(name), []) or 'nothing fails'} |", flush=True)
+        for fault in args.names or FAULTS:
+            began = time.monotonic()
+            found = find(Path(name), FAULTS[fault], args.slow)
+            missed += found is None
+            print(f"| {fault} | {found or 'NOT FOUND'} | {time.monotonic() - began:.0f} s |", flush=True)
+    return int(missed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
