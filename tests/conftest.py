@@ -167,15 +167,14 @@ def serve():
         yield lambda answer: servers.enter_context(serving(answer))
 
 
-SIZES = (2, pytest.param(3, marks=pytest.mark.slow))
-tried_with_3 = pytest.mark.parametrize("job", [SIZES[1]], indirect=True, ids=["3 ranks"])
+RANKS = 2
 
 
-def run_job(folder, ranks):
-    """Run tests/ranks_job.py, which writes its results to files; with 3 ranks it runs more of it in graph mode."""
-    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs"]
+def run_job(folder):
+    """Run tests/ranks_job.py, which writes its results to files."""
+    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={RANKS}", "--log_dir=logs"]
     done = subprocess.run(
-        [*command, str(Path(__file__).parent / "ranks_job.py"), ".", *(["everything"] if ranks > 2 else [])],
+        [*command, str(Path(__file__).parent / "ranks_job.py"), "."],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
         capture_output=True,
@@ -186,12 +185,12 @@ def run_job(folder, ranks):
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.fixture(scope="session", params=SIZES, ids="{} ranks".format)
-def job(request, once):
+@pytest.fixture(scope="session")
+def job(once):
     """The results of each rank of a job, and the job's folder."""
-    folder = once(f"ranks-{request.param}", lambda folder: run_job(folder, request.param))
-    results = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(request.param)]
-    assert [rank["rank"] for rank in results] == [[number, request.param] for number in range(request.param)]
+    folder = once("ranks", run_job)
+    results = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
+    assert [rank["rank"] for rank in results] == [[number, RANKS] for number in range(RANKS)]
     return results, folder
 
 

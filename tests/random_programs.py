@@ -62,7 +62,7 @@ class Program:
         self.bad_of_20 = draws.one_of(0, 2, 5)
         self.even = compiled or bool(draws.integer(0, 3) == 0)
         self.calls = [self.training()]
-        for _ in range(draws.integer(0, 3)):
+        for _ in range(draws.one_of(0, 1, 1, 2)):
             self.calls += [*self.between(), self.training()]
         self.calls += self.between()
 
@@ -120,7 +120,7 @@ class Program:
     def training(self):
         """Return a call that trains, with at least as many micro-batches as the largest window has."""
         settings, draws = self.settings, self.draws
-        batches = [tuple(self.micro_batch() for _ in range(settings.ranks)) for _ in range(draws.integer(5, 10))]
+        batches = [tuple(self.micro_batch() for _ in range(settings.ranks)) for _ in range(draws.integer(5, 8))]
         resumes = settings.way != "cells" and settings.policy != "raise" and settings.ranks == 1
         stops = draws.one_of(0, 0, 1, 2) if resumes else 0
         return ("train", batches, draws.integer(1, 3), [draws.integer(1, 9) for _ in range(stops)])

@@ -1,7 +1,6 @@
 """Scenarios of several ranks that sum gradients at the end of a window.
 
-Run by tests/ranks_job.py. Scenarios of the host compile nothing, some of the others are compiled only if the job
-has the argument `everything`.
+Run by tests/ranks_job.py. Scenarios of the host compile nothing.
 """
 
 from __future__ import annotations
@@ -33,9 +32,8 @@ from ms_accum.training.state import RunState
 from reference import digest
 
 # Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.
-ROWS = {2: [8, 8, 5, 8, 8, 8, 8, 5, 8, 5], 3: [8, 8, 5, 8, 8, 8, 8, 5, 8, 5, 8, 8, 8, 5, 5]}
+ROWS = [8, 8, 5, 8, 8, 8, 8, 5, 8, 5]
 N = 3
-EVERYTHING = "everything" in sys.argv  # the job's argument
 
 
 def on_host(scenario, *arguments, **options):
@@ -48,11 +46,6 @@ def on_host(scenario, *arguments, **options):
         del os.environ["MS_JIT"]
         if before is not None:
             os.environ["MS_JIT"] = before
-
-
-def in_job_mode(scenario, *arguments, **options):
-    """Run a scenario compiled if the job has the argument `everything`, else with nothing compiled."""
-    return scenario(*arguments, **options) if EVERYTHING else on_host(scenario, *arguments, **options)
 
 
 def network_of(seed=1, features=6):
@@ -71,7 +64,7 @@ def all_data(rows):
 
 
 def own_data(group):
-    return all_data(ROWS[group.size])[group.rank :: group.size]
+    return all_data(ROWS)[group.rank :: group.size]
 
 
 class Batches(list):
@@ -297,12 +290,8 @@ def sharded(group):
 def run_scenarios(group):
     return {
         "mean 3": trained(group, "mean", N),
-        "mean 1": in_job_mode(trained, group, "mean", 1),
         "sum 3": on_host(trained, group, "sum", N),
-        "twice": [on_host(trained, group, "mean", N) for _ in range(2)],
-        **{f"functional {n}": functional(group, n) for n in (1, N) if EVERYTHING},
         "own weights": own_weights(group),
-        "bad": on_host(bad_on_one_rank, group),
         "flushed": on_host(flushed, group),
         "tails": on_host(stopped_at_tails, group),
         "windows": on_host(another_number_of_windows, group),

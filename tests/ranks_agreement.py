@@ -32,7 +32,6 @@ from ms_accum import (
     Stopped,
     TrainForwardBackward,
     TrainOptim,
-    ZeroOptimizer,
 )
 from ms_accum.ranks import agreement, reduction
 from ms_accum.ranks import group as collectives
@@ -200,8 +199,7 @@ def drifted(group):
 
     ways = {"driver": driver, "accumulator": accumulator, "model": model}
     seen = {f"{name} rate": way(rate_of) for name, way in ways.items()}
-    ways = ways if ranks.EVERYTHING else {"driver": driver}
-    seen |= {f"{name} weights": way(lambda optimizer: weights_of(optimizer, 0.01)) for name, way in ways.items()}
+    seen["driver weights"] = driver(lambda optimizer: weights_of(optimizer, 0.01))
     # One rounding more is what ranks on different machines may differ by.
     return {**seen, "rounding": driver(lambda optimizer: weights_of(optimizer, 2e-7))}
 
@@ -295,31 +293,13 @@ def ended_inside_epoch(group):
 
 
 def uneven(group):
-    """Loops of ranks that have other numbers of micro-batches, in all ways to sum."""
-
-    def zero(network):
-        return ZeroOptimizer(lambda parts: nn.SGD(parts, 0.01), [network.w])
-
+    """Loops of ranks that have other numbers of micro-batches."""
     every, on_host = {"sync_every_micro_batch": True}, ranks.on_host
-    seen = {
+    return {
         "tail plain": looped(group, "tail"),
         "more windows in step": on_host(looped, group, "more windows", **every),
         "scaled sums": on_host(looped, group, "more windows", scaled=True, reduction="sum"),
     }
-    if not ranks.EVERYTHING:
-        return seen
-    seen |= {f"{name} plain": ranks.on_host(looped, group, name) for name in SHARDS}
-    seen |= {f"{name} in step": ranks.on_host(looped, group, name, **every) for name in SHARDS}
-    seen["tail in step"] = looped(group, "tail", **every)
-    seen["tail zero 1"] = on_host(looped, group, "tail", zero)
-    seen["tail zero 2"] = on_host(looped, group, "tail", zero, **every)
-    for name, options in (("", {}), (" in step", every)):
-        seen[f"sums{name}"] = on_host(looped, group, "more windows", reduction="sum", **options)
-        seen[f"scaled{name}"] = on_host(looped, group, "more windows", scaled=True, **options)
-        seen[f"scaled sums{name}"] = on_host(looped, group, "more windows", scaled=True, reduction="sum", **options)
-        seen[f"left out{name}"] = on_host(looped, group, "tail", bad=2, nonfinite="skip_micro", **options)
-        seen[f"skipped{name}"] = on_host(looped, group, "tail", bad=2, **options)
-    return seen
 
 
 def uneven_and_resumed(group):
@@ -377,9 +357,6 @@ def model_stopped(group):
     seen["inside"] = run(StopsOnRank1(group), FlushTail(), states=Checkpointer(folder))
     seen["resumed"] = run(FlushTail(), states=Checkpointer(folder, resume="auto"))
     seen["at the end"] = run(FlushTail(), StopsAfterEpoch(group))
-    if ranks.EVERYTHING:
-        seen["inside, after"] = run(FlushTail(), StopsOnRank1(group))
-        seen["never"] = run(FlushTail())
     return seen
 
 
@@ -397,7 +374,7 @@ class Evaluates(Callback):
 def model_evaluated(group):
     """A callback evaluates the averages, on all ranks or on one, before and after the tail: training is the same."""
     data, seen = ranks.own_data(group), {}
-    for name, evaluating_ranks in (("nobody", ()), ("all", range(group.size)), ("one", (0,))):
+    for name, evaluating_ranks in (("nobody", ()), ("one", (0,))):
         for first in (True, False):
             network = ranks.network_of()
             optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)

@@ -117,7 +117,7 @@ def run_scenarios(group):
     return {
         "backbones": on_host(backbones, group),
         "may differ": on_host(may_differ, group),
-        "masks": [on_host(masks, group), ranks.in_job_mode(masks, group)],
+        "masks": on_host(masks, group),
         "masks of one seed": on_host(masks_of_one_seed, group),
         "counted masks": on_host(counted_masks, group),
     }

@@ -55,7 +55,7 @@ def gathered(group):
 
 def run_scenarios(group):
     return {
-        "trained": ranks.in_job_mode(trained_by, group),
+        "trained": ranks.on_host(trained_by, group),
         "in step": ranks.on_host(trained_by, group, sync_every_micro_batch=True),
         "zero": ranks.on_host(trained_by, group, zero=True, sync_every_micro_batch=True),
         "gathered": gathered(group),

@@ -98,11 +98,8 @@ def stopped_by_a_callback(group, **options):
 
 
 def run_scenarios(group):
-    parts = {"zero": True, "sync_every_micro_batch": True}
     return {
-        **({"zero 2": trained(group, **parts)} if ranks.EVERYTHING else {}),
-        "mode": "graph" if ranks.EVERYTHING else "host",
-        "trained": ranks.in_job_mode(trained, group),
+        "trained": ranks.on_host(trained, group),
         "zero": ranks.on_host(trained, group, zero=True),
         "another number": ranks.on_host(another_number, group),
         "resumed": ranks.on_host(resumed, group),

@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 import ranks
-from helpers import compiled_step, cross_entropy, values
+from helpers import compiled_step, cross_entropy
 from ms_accum import (
     Accumulator,
     Checkpointer,
@@ -43,17 +43,12 @@ def driver_of(zero, *, clip_norm=0.05, **options):
 
 def even(group):
     """The same number of micro-batches on all ranks, with different numbers of unmasked rows, in one shape."""
-    count = {2: [8, 5, 8, 8, 5, 8, 8, 8], 3: [8, 5, 8, 8, 5, 8, 8, 8, 5, 5, 8, 8]}[group.size]
+    count = [8, 5, 8, 8, 5, 8, 8, 8]
     data = [
         (x, ops.cat([y[:n], ops.full_like(y[n:], IGNORED)]))
         for n, (x, y) in zip(count, ranks.all_data([8] * len(count)))
     ]
     return data[group.rank :: group.size]
-
-
-def counting(x, y):
-    """Return how many rows count."""
-    return ops.cast(y != IGNORED, ms.float32).sum()
 
 
 def trained(group, zero, **options):
@@ -152,40 +147,6 @@ def resumed(group):
     model = driver_of(True, **IN_STEP)
     ranks.train(model, even(group), checkpointer=Checkpointer(folder, resume="auto"))
     return {"state": ranks.complete_state_of(model), "updates": first.updates}
-
-
-def functional(group, zero, **options):
-    """An Accumulator inside a compiled step."""
-    network = ranks.network_of()
-    loss_fn, optimizer = nn.CrossEntropyLoss(), ranks.momentum_of(network, zero)
-    accumulator = Accumulator(optimizer, N, 0.05, reduction="mean", network=network, **options)
-    train_step = compiled_step(network, loss_fn, accumulator, optimizer, weight=counting)
-    for x, y in even(group):
-        train_step(x, y)
-    accumulator.flush()
-    parameters = [array.tolist() for array in values(optimizer.parameters)]
-    return {"parameters": parameters, "updates": accumulator.updates, "norm": accumulator.grad_norm}
-
-
-def by_cells(group, zero, **options):
-    """The three Cells in a loop of the user's own, with windows of N and a tail."""
-    network = ranks.network_of()
-    optimizer = ranks.momentum_of(network, zero)
-    like = optimizer.inner.parameters if zero and options else optimizer.parameters
-    grad_sum = like.clone(prefix="grad_sum", init="zeros")
-    sums = {"weight_sum": Parameter(Tensor(0.0, ms.float32), name="weight_sum", requires_grad=False)}
-    loss = nn.WithLossCell(network, nn.CrossEntropyLoss())
-    forward_backward = TrainForwardBackward(loss, optimizer, grad_sum, **sums, **options)
-    update, clear = TrainOptim(optimizer, grad_sum, clip_norm=0.05, **sums, **options), TrainClear(grad_sum, **sums)
-    data, updates = even(group), 0
-    for first in range(0, len(data), N):
-        for x, y in data[first : first + N]:
-            forward_backward(x, y, weight=counting(x, y))
-        updated, norm = update()
-        clear()
-        updates += bool(updated.asnumpy())
-    parameters = [array.tolist() for array in values(optimizer.parameters)]
-    return {"parameters": parameters, "updates": updates, "norm": float(norm.asnumpy())}
 
 
 def passed_over(group, **options):
@@ -299,42 +260,24 @@ def in_pieces(group):
     """Every parameter a piece of its own."""
     most, reduction._PIECE = reduction._PIECE, 8
     seen = [ranks.on_host(trained, group, False), ranks.on_host(trained, group, False, **IN_STEP)]
-    seen.append(ranks.in_job_mode(trained, group, True, **IN_STEP))
     reduction._PIECE = most
     return seen
 
 
-def looked_into(kinds):
-    """Return those whose graphs are compiled, which takes long: all of them, or the one in which most is sent."""
-    return kinds if ranks.EVERYTHING else ("zero 2",)
-
-
 def run_scenarios(group):
-    on_host, in_job_mode = ranks.on_host, ranks.in_job_mode
+    on_host = ranks.on_host
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
     return {
         "plain": on_host(trained, group, False),
         "in step": on_host(trained, group, False, **IN_STEP),
         "zero 1": on_host(trained, group, True),
-        "zero 2": in_job_mode(trained, group, True, **IN_STEP),
-        "graphs": {name: graphs(group, kinds[name][0], bool(kinds[name][1])) for name in looked_into(kinds)},
-        "functional": {
-            name: functional(group, zero, **options)
-            for name, (zero, options) in kinds.items()
-            if ranks.EVERYTHING and name != "plain"  # tried in `ranks.run_scenarios`
-        },
-        "cells": {
-            name: by_cells(group, zero, **options) for name, (zero, options) in kinds.items() if ranks.EVERYTHING
-        },
-        "passed over": [on_host(passed_over, group), in_job_mode(passed_over, group, **IN_STEP)],
-        "bad": [on_host(bad_on_one, group, zero) for zero in (False, True)],
-        "narrow": {
-            name: (in_job_mode if name == "zero 2" else on_host)(narrow, group, zero, **options)
-            for name, (zero, options) in kinds.items()
-        },
-        "again": on_host(trained, group, True, **IN_STEP),
-        "resumed": in_job_mode(resumed, group),
-        "scattered": in_job_mode(scattered, group),
+        "zero 2": on_host(trained, group, True, **IN_STEP),
+        "graphs": {"zero 2": graphs(group, True, True)},
+        "passed over": [on_host(passed_over, group), on_host(passed_over, group, **IN_STEP)],
+        "bad": [on_host(bad_on_one, group, True)],
+        "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
+        "resumed": on_host(resumed, group),
+        "scattered": on_host(scattered, group),
         "refused": on_host(refused, group),
         "misused": on_host(misused, group),
         "sent": sent(group),

@@ -1,6 +1,6 @@
 """One of several ranks that train together; it writes its results to FOLDER/RANK.json.
 
-By msrun or ms_accum.launch: tests/ranks_job.py FOLDER [everything]. All that tests of several processes ask is tried in
+By msrun or ms_accum.launch: tests/ranks_job.py FOLDER. All that tests of several processes ask is tried in
 one job: to form the group takes longer than most of it.
 """
 

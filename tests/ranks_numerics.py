@@ -80,13 +80,13 @@ def run_scenarios(group):
     micro = {"nonfinite": "skip_micro"}
     every = {"sync_every_micro_batch": True}
     return {
-        "at the end": ranks.in_job_mode(run, group, bad, **micro),
+        "at the end": ranks.on_host(run, group, bad, **micro),
         "in step": ranks.on_host(run, group, bad, **micro, **every),
         "zero 1": ranks.on_host(run, group, bad, sharded, **micro),
         "zero 2": ranks.on_host(run, group, bad, sharded, **micro, **every),
         "sums": ranks.on_host(run, group, bad, reduction="sum", **micro),
         "skipped": ranks.on_host(run, group, bad),
         "raised": ranks.on_host(run, group, bad, nonfinite="raise"),
-        "scaled": ranks.in_job_mode(scaled, group),
+        "scaled": ranks.on_host(scaled, group),
         "scaled in a loop": ranks.on_host(scaled_in_a_loop, group),
     }

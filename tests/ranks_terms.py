@@ -116,7 +116,7 @@ def exchanges(group):
 def run_scenarios(group):
     every = {"sync_every_micro_batch": True}
     return {
-        "trained": ranks.in_job_mode(trained_by, group),
+        "trained": ranks.on_host(trained_by, group),
         "in step": ranks.on_host(trained_by, group, **every),
         "in model": ranks.on_host(in_model, group),
         "zero 2": ranks.on_host(trained_by, group, zero=True, **every),

@@ -72,23 +72,6 @@ def test_speed_benchmark_runs_with_all_available_contenders(tmp_path):
     assert ("benchmarks setup" in printed) == (len(names) < len(WITH_OTHERS) - 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("entry", "network"),
-    [(entry, name) for entry in WITH_OTHERS for name in speed.BATCH if name == "mlp" or entry.name in (OURS, PLAIN)],
-    ids=lambda value: getattr(value, "name", value),
-)
-def test_every_contender_learns(entry, network):
-    if not python(entry.environment):
-        pytest.skip(f"{entry.environment} is not set up: python -m benchmarks setup")
-    parameters = {"lenet5": 61_684, "mlp": 669_706, "transformer": 867_328, "mlp50m": 50_223_210}
-    with start(entry, "--network", network) as contender:
-        first = contender.ask(window=2, batch=speed.BATCH[network], windows=1)["loss"]
-        last = contender.ask(window=2, batch=speed.BATCH[network], windows=6 if network == "mlp50m" else 24)["loss"]
-        assert contender.about["parameters"] == parameters[network]
-    assert last < 0.98 * first
-
-
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [(["speed", "--contenders", "pytorch"], "pytorch"), (["memory", "--networks", "resnet"], "resnet")],
@@ -250,14 +233,3 @@ def test_saved_record_contains_machine(tmp_path):
 def test_table_is_aligned(capsys):
     show([{"name": "a", "ms": 1.234, "of": None}, {"name": "long", "ms": 10.0}], "name ms:.1f of:d")
     assert capsys.readouterr().out == "name    ms  of\n----  ----  --\na      1.2   -\nlong  10.0   -\n"
-
-
-@pytest.mark.slow
-def test_cost_benchmark_runs(tmp_path):
-    record, _ = benchmark("cost", tmp_path, "--networks", "mlp")
-    rows = {row["piece"]: row for row in record["rows"]}
-    for row in rows.values():
-        assert row["ms"] > 0 and row["ms_min"] <= row["ms"]
-        if "beside" in row:
-            assert row["beside"] in rows and row["ratio_min"] <= row["ratio"] <= row["ratio_max"]
-    assert {"plain", "accumulate", "update", "window, ours"} <= set(rows)

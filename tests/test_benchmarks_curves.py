@@ -6,17 +6,6 @@ import pytest
 
 from benchmarks import curves
 from benchmarks.results import part
-from test_benchmarks import RECORD, benchmark
-
-
-@pytest.mark.slow
-def test_our_splits_are_one_curve_and_those_of_the_usual_loop_are_not(tmp_path):
-    record, printed = benchmark("curves", tmp_path)
-    assert set(record) == RECORD and "validation loss" in printed
-    runs = {(row["way"], row["split"]): row for row in part(record["rows"], "run")}
-    assert runs[curves.OURS, 2]["difference"] < 1e-6 < 1e-5 < runs[curves.LOOP, 2]["difference"]
-    first = [row["loss"] for row in part(record["rows"], "curve") if row["updates"] == 0]
-    assert len(first) == 4 and len(set(first)) == 1
 
 
 def test_differences_are_from_the_same_way_without_a_split():

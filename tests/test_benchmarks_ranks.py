@@ -9,35 +9,9 @@ import pytest
 from benchmarks import ranks
 from benchmarks.contenders import Entry, start
 from benchmarks.process import ContenderError
-from benchmarks.ranks import APART, KEPT, ONE, WAYS
-from test_benchmarks import RECORD, benchmark
+from benchmarks.ranks import APART
 
 pytestmark = pytest.mark.several
-
-
-@pytest.mark.slow
-def test_ranks_benchmark_runs(tmp_path):
-    record, printed = benchmark("ranks", tmp_path)
-    assert set(record) == RECORD
-    parts = {name: [row for row in record["rows"] if row["part"] == name] for name in ("time", "memory")}
-    assert sum(map(len, parts.values())) == len(record["rows"])
-    check_times(parts["time"])
-    single, sharded = parts["memory"]
-    for row in (single, sharded):
-        kept = (1, 1, 2) if row["way"] == ONE else (1, 1 / 2, 3 / 2)  # Adam; a shard of 2 ranks
-        assert [row[name] for name in KEPT] == pytest.approx(kept, rel=1e-3)
-    assert (single["way"], sharded["way"]) == (ONE, "ZeRO-2")
-    assert "ratio" in printed
-
-
-def check_times(rows):
-    cases = [(row["window"], row["way"]) for row in rows]
-    expected = [(window, way) for window in (1, 2, 4) for way in (ONE, APART, *WAYS)]
-    assert cases == [case for case in expected if case != (1, APART)]
-    for row in rows:
-        assert 0 < row["ms_min"] <= row["ms"] <= row["ms_max"]
-        assert row["ratio"] > 0
-        assert row["way"] != ONE or row["ratio"] == 1
 
 
 @pytest.mark.slow

@@ -176,21 +176,6 @@ def test_readme_python_runs_and_learns(tmp_path):
     assert losses[-1] < losses[0] / 2  # with random labels it falls by a tenth
 
 
-@pytest.mark.slow
-def test_documented_amp_step_prints_no_warning(tmp_path):
-    page = "\n".join(PYTHON["docs/how-to/amp.md"])
-    assert execute({"as documented": page}, tmp_path)["as documented"]["error"] is None
-
-
-@pytest.mark.slow
-def test_step_that_ignores_result_prints_warning(tmp_path):
-    page = "\n".join(PYTHON["docs/how-to/amp.md"])
-    broken, changed = re.subn(r"return ops.depend\(loss, (accumulator\(.*\))\)", r"\1\n    return loss", page)
-    assert changed == 1
-    with pytest.raises(AssertionError, match="Some side effect nodes were eliminated by mistake"):
-        execute({"without ops.depend": broken}, tmp_path)
-
-
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
     """What the programs of all other documents printed."""
@@ -244,46 +229,6 @@ def test_links_point_at_existing_files():
 
 
 # The checks can fail
-
-
-GOOD = """
->>> import mindspore as ms
->>> def twice(x):
-...     return x + x
->>> ms.jit(twice)(ms.Tensor([1, 2])).shape
-(2,)
->>> for word in ("a", "b"):
-...     print(word)
-a
-b
->>> None
->>> {1: 2,
-...  3: 4}  # two lines
-{1: 2, 3: 4}
->>> print(list(range(99)))  # doctest: +ELLIPSIS
-[0, 1, ..., 98]
-"""
-
-
-@pytest.fixture(scope="module")
-def planted(tmp_path_factory):
-    sources = {
-        "good": GOOD,
-        "another value": ">>> 1 + 1\n3\n",
-        "nothing printed": ">>> x = 2\n2\n",
-        "not announced": ">>> print(5)\n",
-        "raises": ">>> 1 + 1\n2\n>>> 1 / 0\n",
-        "leaves early": ">>> raise SystemExit(0)\n",
-    }
-    examples = {name: doctest.DocTestParser().get_examples(source) for name, source in sources.items()}
-    programs = {name: program_of(parsed) for name, parsed in examples.items()}
-    results = execute(programs, tmp_path_factory.mktemp("planted"))
-    return {name: mismatches(examples[name], results[name]) for name in sources}
-
-
-def test_wrong_docstring_examples_are_detected(planted):
-    assert planted.pop("good") == []
-    assert [name for name, wrong in planted.items() if not wrong] == []
 
 
 def test_output_that_was_not_printed_is_detected():

@@ -11,8 +11,6 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 
-import ms_accum.engine.cells
-import ms_accum.loss.objective
 from helpers import (
     Recorder,
     Slope,
@@ -21,7 +19,6 @@ from helpers import (
     forward_of,
     joined,
     micro_batch,
-    mutate,
     run,
     seen_gradient,
     slope_driver,
@@ -29,7 +26,7 @@ from helpers import (
 )
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, GradientAccumulation, evaluate
-from reference import digest, miss, window_gradient
+from reference import digest, miss
 
 pytestmark = pytest.mark.host
 
@@ -43,32 +40,6 @@ def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
 
 
 # Tails
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize(
-    ("tail", "updates", "seen"),
-    [
-        ("flush", [1, 2, 1, 2], 1.5 + 4 + 1.5 + 4),
-        ("carry", [1, 2, 3], 1.5 + 2.5 + 3),
-        ("drop", [1, 1], 1.5 + 1.5),
-    ],
-)
-def test_tails(tail, updates, seen):
-    model = slope_driver(tail=tail)
-    recorder = run(model, [micro_batch(1), micro_batch(2), micro_batch(4)], 2, epochs=2)
-    steps = {"carry": [1, 1, 2]}.get(tail, updates)
-    assert [record.step for record in recorder.records] == steps
-    assert seen_gradient(model) == [seen]
-    assert (model.updates, model.micro_batches) == (len(updates), 0)
-
-
-@pytest.mark.parametrize("mutation", ["no division", "no clear", "one late"])
-def test_tail_test_detects_mutations(mutation, monkeypatch):
-    mutate(monkeypatch, mutation)
-    model = slope_driver()
-    run(model, [micro_batch(1), micro_batch(2), micro_batch(4)], 2, epochs=2)
-    assert miss([seen_gradient(model)], [[11.0]], 1e-5) >= 100
 
 
 def test_open_window_is_carried_to_next_call():
@@ -120,55 +91,11 @@ def test_window_size_changes_from_and_to_1(first):
 # Complete batches
 
 
-def test_complete_batches_are_windows():
-    model = slope_driver()
-    batch = (Tensor(np.array([[1], [2], [3], [4], [10]], np.float32)),)
-    recorder = run(model, [batch, micro_batch(5, rows=1)], micro_batch_size=2)
-    assert seen_gradient(model) == [4.0 + 5.0]
-    assert [(record.step, record.samples) for record in recorder.records] == [(1, 5), (2, 1)]
-    assert recorder.planned == model.planned_updates(1, [batch] * 2) == 2
-
-
-def test_unweighted_complete_batches_are_detected(monkeypatch):
-    monkeypatch.setattr(ms_accum.loss.objective.Weight, "of", lambda self, micro_batch: 1.0)
-    model = slope_driver()
-    run(model, [(Tensor(np.array([[1], [2], [3], [4], [10]], np.float32)),)], micro_batch_size=2)
-    assert miss([seen_gradient(model)], [[4.0]], 1e-5) >= 100
-
-
-def test_batch_smaller_than_micro_batch_size():
-    model = slope_driver()
-    run(model, [micro_batch(3, rows=4)], micro_batch_size=9)
-    assert seen_gradient(model) == [3.0]
-
-
 # Weights
-
-
-UNEVEN = [micro_batch(1, rows=4), micro_batch(2, rows=4), micro_batch(7, rows=2)]
 
 
 def first_value(x):
     return x[0, 0]
-
-
-@pytest.mark.parametrize(
-    ("weight", "weights"),
-    [
-        (None, [4, 4, 2]),
-        (3, [1, 1, 1]),
-        (Tensor(0.5, ms.float32), [1, 1, 1]),
-        (first_value, [1, 2, 7]),
-        (lambda x: float(x.asnumpy().max() ** 2), [1, 4, 49]),
-    ],
-)
-def test_micro_batch_weights(weight, weights):
-    model = slope_driver(weight=weight)
-    recorder = run(model, UNEVEN, 3)
-    expected = window_gradient([[[1.0]], [[2.0]], [[7.0]]], weights)
-    assert miss([seen_gradient(model)], expected, 1e-6) <= 1
-    assert miss([seen_gradient(model)], [[10.0]], 1e-5) >= 100
-    assert recorder.records[0].samples == 10
 
 
 def tokens(x, y):
@@ -202,17 +129,6 @@ def test_micro_batch_of_weight_0_is_not_run(window):
 
 
 @pytest.mark.parametrize("window", [1, 2])
-def test_window_of_weight_0_makes_no_update(window):
-    model = slope_driver(weight=first_value)
-    recorder = run(model, [micro_batch(0)] * window + [micro_batch(3)] * window, window)
-    empty = [record for record in recorder.records if np.isnan(record.loss)]
-    assert [(record.skipped, record.samples) for record in empty] == [(True, 0)]
-    assert [record.lr for record in empty] == [1.0]
-    assert model.updates == 1
-    assert seen_gradient(model) == [3.0]
-
-
-@pytest.mark.parametrize("window", [1, 2])
 def test_many_windows_of_weight_0_do_not_end_run(window):
     model = slope_driver(weight=first_value)
     run(model, [micro_batch(0)] * (12 * window) + [micro_batch(3)] * window, window)
@@ -228,19 +144,6 @@ def test_negative_or_nonfinite_weight_is_rejected(answer, window):
 
 
 # Losses
-
-
-def test_sum_reduction_loss():
-    rng = np.random.RandomState(0)
-    window = batches(rng, [4, 4, 2])
-    loss_fn = nn.CrossEntropyLoss(reduction="sum")
-    network, optimizer, model = linear_driver(loss_fn, reduction="sum")
-    start = values(optimizer.parameters)
-    loss, expected = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)(*joined(window))
-    recorder = run(model, window, 3)
-    seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
-    assert miss(seen, values(expected), 1e-5, 1e-5) <= 1
-    assert recorder.records[0].loss == pytest.approx(float(loss.asnumpy()) / 10, rel=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -291,41 +194,7 @@ def test_network_with_own_loss_accepts_any_columns(window):
 # The reported loss
 
 
-def test_reported_loss_is_mean_over_window(rng):
-    network, _, model = linear_driver(lr=0.0)
-    data = batches(rng, [8, 8, 3, 8, 1])
-    forward = forward_of(network, cross_entropy())
-    losses = [float(forward(*columns).asnumpy()) for columns in data]
-    shown = [record.loss for record in run(model, data, 3).records]
-    expected = [(8 * losses[0] + 8 * losses[1] + 3 * losses[2]) / 19, (8 * losses[3] + losses[4]) / 9]
-    assert shown == pytest.approx(expected, abs=1e-6)
-    assert abs(shown[0] - np.mean(losses[:3])) >= 1e-4  # a mean of means
-    assert abs(shown[0] - losses[2]) >= 1e-4  # the last micro-batch
-    assert abs(shown[0] - losses[2] / 3) >= 1e-4
-
-
 # Records
-
-
-@pytest.mark.graph
-def test_records():
-    network = Slope(2)
-    model = GradientAccumulation(network, None, nn.SGD([network.w], [0.5, 0.25, 0.125, 0.0625]), clip_norm=1.0)
-    data = [micro_batch(3, 4, rows=2), micro_batch(3, 4, rows=1), micro_batch(0, 0.5, rows=5)]
-    recorder = run(model, data, 2, epochs=2, watch=lambda: (model.updates, model.updated, model.micro_batches))
-    first, second, third, fourth = recorder.records
-    assert [r.epoch for r in recorder.records] == [1, 1, 2, 2]
-    assert [r.step for r in recorder.records] == [1, 2, 1, 2]
-    assert [r.update for r in recorder.records] == [1, 2, 3, 4]
-    assert [r.lr for r in recorder.records] == [0.5, 0.25, 0.125, 0.0625]
-    assert [r.samples for r in recorder.records] == [3, 5, 3, 5]
-    assert [r.grad_norm for r in recorder.records] == pytest.approx([5.0, 0.5, 5.0, 0.5])
-    assert [r.skipped for r in recorder.records] == [False] * 4
-    assert all(r.seconds > 0 for r in recorder.records)
-    assert first.loss == 0.0
-    assert second.loss == pytest.approx(-0.5 * 0.5 * 4 / 5)
-    assert recorder.seen == [(number, True, 0) for number in range(1, 5)]
-    assert (recorder.planned, recorder.closed) == (4, True)
 
 
 def test_reporters_are_closed_after_error():
@@ -373,13 +242,6 @@ def test_each_epoch_is_shuffled_differently():
     assert not set(norms[:3]) & set(norms[4:7])
 
 
-@pytest.mark.parametrize("data", [[micro_batch(1), micro_batch(2)], (micro_batch(1), micro_batch(2))])
-def test_lists_of_micro_batches(data):
-    model = slope_driver()
-    run(model, data, 2, epochs=2)
-    assert seen_gradient(model) == [3.0]
-
-
 def test_arrays_and_single_columns():
     model = slope_driver()
     run(model, [np.ones((2, 1), np.float32), [np.full((2, 1), 3, np.float32)]], 2)
@@ -413,14 +275,6 @@ def test_window_longer_than_epoch_is_rejected_with_tail_drop():
 def test_window_longer_than_generator_raises_error_with_tail_drop():
     with pytest.raises(RuntimeError, match="no window was filled in the whole run"):
         run(slope_driver(tail="drop"), iter([micro_batch(1)] * 3), 7)
-
-
-def test_carried_window_can_span_several_calls():
-    model = slope_driver(tail="carry")
-    run(model, [micro_batch(1)] * 3, 4)
-    run(model, [micro_batch(5)] * 3, 4)
-    assert (model.updates, model.micro_batches) == (1, 2)
-    assert seen_gradient(model) == [2.0]
 
 
 @pytest.mark.graph
@@ -458,14 +312,6 @@ def test_weights_do_not_enter_a_float16_backward(rows):
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), check="off")
     run(model, [micro_batch(network.small, network.large, rows=count) for count in rows], len(rows))
     assert (model.updates, network.w.asnumpy().tolist()) == (1, [-network.small, -network.large])
-
-
-def test_loss_times_rows_in_float16_is_detected(monkeypatch):
-    monkeypatch.setattr(InHalf, "construct", lambda self, x, mean=InHalf.construct: mean(self, x) * x.shape[0])
-    network = InHalf()
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), weight=1.0, check="off")
-    run(model, [micro_batch(network.small, network.large, rows=count) for count in (1, 1024)], 2)
-    assert (model.updates, model.skipped) == (0, 1)
 
 
 def test_overflow_in_parameter_dtype_skips_window():
@@ -653,23 +499,6 @@ def test_interrupted_run_leaves_no_open_window(tail):
     assert seen_gradient(model) == [2.0]
 
 
-@pytest.mark.graph
-@pytest.mark.parametrize("window", [1, 2])
-def test_nonfinite_window_is_skipped_and_counted(window):
-    network, optimizer, model = linear_driver(make=nn.Adam, lr=0.1)
-    rng = np.random.RandomState(0)
-    data = batches(rng, [4] * 3 * window)
-    image, label = data[window]
-    data[window] = (image * np.nan, label)
-    recorder = run(model, data, window, watch=lambda: digest(values(optimizer.get_parameters())))
-    assert [record.skipped for record in recorder.records] == [False, True, False]
-    assert [record.update for record in recorder.records] == [1, 1, 2]
-    assert recorder.seen[0] == recorder.seen[1] != recorder.seen[2]
-    assert (model.updates, model.skipped) == (2, 1)
-    assert all(np.isfinite(array).all() for array in values(optimizer.get_parameters()))
-    assert int(optimizer.global_step.asnumpy()[0]) == 2
-
-
 def test_run_with_only_skipped_windows_is_logged(caplog):
     model = slope_driver()
     run(model, [micro_batch(1)] * 2 + [micro_batch(np.nan)] * 2, 2)
@@ -716,42 +545,6 @@ def test_unwritable_ckpt_path_is_rejected_before_training(path, match):
 
 
 # A window of 1
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize(
-    ("make", "reduction"),
-    [
-        (nn.Adam, "mean"),
-        *(
-            pytest.param(*other, marks=pytest.mark.slow)
-            for other in ((nn.SGD, "mean"), (nn.SGD, "sum"), (nn.Adam, "sum"))
-        ),
-    ],
-)
-def test_window_of_1_equals_plain_training(make, reduction, rng, monkeypatch):
-    monkeypatch.setenv("MS_ACCUM_NATIVE", str(int(make is nn.SGD)))  # our Adam rounds more often
-    data, results = batches(rng, [8, 8, 4]), []
-    for plain in (True, False):
-        ms.set_seed(1)
-        network, optimizer, model = linear_driver(make=make, lr=0.1, reduction=reduction)
-        if plain:
-            cell = nn.TrainOneStepCell(model._window.objective.forward, optimizer)
-            for columns in data:
-                cell(*columns)
-        else:
-            run(model, data, 1)
-        results.append(digest(values(optimizer.get_parameters())))
-    assert results[0] == results[1]
-
-
-@pytest.mark.graph
-def test_two_drivers_in_one_process():
-    first, second = slope_driver(), slope_driver()
-    run(first, [micro_batch(1)] * 2, 2)
-    run(second, [micro_batch(5)] * 2, 2)
-    run(first, [micro_batch(2)] * 2, 2)
-    assert (seen_gradient(first), seen_gradient(second)) == ([3.0], [5.0])
 
 
 def test_two_drivers_share_an_optimizer(rng):
@@ -809,22 +602,6 @@ def test_schedulers_of_experimental_optimizers():
     recorder = run(model, [micro_batch(1)] * 6, 2, watch=scheduler.step)
     assert [record.lr for record in recorder.records] == [0.5, 0.25, 0.125]
     assert values([network.w]) == [-0.875]
-
-
-def test_clear_is_idempotent():
-    model = slope_driver(tail="carry")
-    run(model, [micro_batch(7)], 2)
-    model.clear()
-    model.clear()
-    run(model, [micro_batch(1), micro_batch(3)], 2)
-    assert seen_gradient(model) == 2.0
-
-
-def test_flush_of_empty_window_makes_no_update():
-    model = slope_driver()
-    assert model.flush() is False
-    run(model, [micro_batch(1)] * 2, 2)
-    assert model.flush() is False
 
 
 @pytest.mark.parametrize("window", [1, 2])

@@ -206,6 +206,7 @@ def test_contrastive_shows_error_of_plain_accumulation(tmp_path):
     assert len((ROOT / "examples" / "contrastive.py").read_text().splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_skipped_window_is_written(tmp_path):
     done = run("skipped_windows", tmp_path)
     assert done.returncode == 0 and done.stdout == "11 updates, 1 skipped\n" and "1 window skipped" in done.stderr
@@ -224,6 +225,7 @@ def test_several_terms_shows_error_of_single_weight(tmp_path):
     assert len((ROOT / "examples" / "several_terms.py").read_text().splitlines()) <= 80
 
 
+@pytest.mark.slow
 def test_tensorboard_example_writes_events(tmp_path):
     pytest.importorskip("tensorboardX")
     done = run("tensorboard", tmp_path)

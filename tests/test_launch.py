@@ -105,13 +105,9 @@ def test_failed_rank_is_named_and_ends_the_others(tmp_path):
     assert gone(pid)
 
 
-def test_error_of_all_ranks_at_once(tmp_path):
-    job = start(tmp_path, "print('error: no data'); sys.exit(3)", "--nproc=1")
-    error = "error: rank 0 ended with exit code 3; its log is log/worker_0.log"
-    assert end(job) == (3, ["1 ranks, logs in log", "error: no data"], [error])
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_signal_stops_all_ranks_once_and_they_may_save(tmp_path, number, code):
     """Sent twice to the whole group, as `timeout` does. Rank 0 saves when rank 1 has ended."""
     job = start(tmp_path, SAVES)
@@ -124,6 +120,7 @@ def test_signal_stops_all_ranks_once_and_they_may_save(tmp_path, number, code):
     assert all(map(gone, pids))
 
 
+@pytest.mark.slow
 def test_second_signal_ends_ranks_at_once(tmp_path):
     job = start(tmp_path, SAVES.replace("3 * (1 - rank)", "1000"))
     pids = ready(job, tmp_path)
@@ -142,6 +139,7 @@ def test_ranks_end_with_a_killed_launcher(tmp_path):
     assert all(map(gone, pids))
 
 
+@pytest.mark.slow
 def test_closed_output_does_not_end_the_job(tmp_path):
     job = start(tmp_path, "for line in range(9999): print(line)")
     job.stdout.close()

@@ -50,6 +50,7 @@ def test_fastest_is_taken():
     assert [line.split()[0] for line in found.table.splitlines()] == ["rows", "1", "2", "4", "8", "16", "32", "64"]
 
 
+@pytest.mark.slow
 def test_budget_ends_the_search():
     found = find_micro_batch_size(takes_memory, 100, memory_budget=GIB)
     assert [rows for rows, _, _ in found.trials] in ([1, 2, 4, 8], [1, 2, 4])

@@ -120,21 +120,6 @@ def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
     assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) >= 100
 
 
-def test_keeping_the_division_makes_gradients_too_small(rows, tmp_path):
-    """As the comment in the diff states: this line must be removed."""
-    before, after = programs_of_diff(READMES[0])
-    (divided,) = [line for line in before.splitlines() if "loss / 4" in line]
-    assert "4 times too small" in divided
-    kept = re.sub(r"^    return loss$", divided, after, count=1, flags=re.MULTILINE)
-    assert kept != after
-    start, actual = train_by_program(kept, rows, tmp_path)
-
-    def a_quarter(weights, window):
-        return [gradient / 4 for gradient in large_batch_gradient(weights, window)]
-
-    assert reference.miss(actual, trained(start, rows, "flush", a_quarter), **TOLERANCE) <= 1
-
-
 @pytest.mark.host
 def test_division_after_gradient_differs_from_tutorial(rows, tmp_path, programs_of_benchmarks):
     """The mutant: then the division changes only the loss that is shown."""

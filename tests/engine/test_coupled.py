@@ -20,7 +20,6 @@ from ms_accum import (
     Stopped,
     TrainForwardBackward,
 )
-from ms_accum.training.coupled import Coupled
 from towers import ROWS, Tempered, Tower, Towers, Whole, gradients_and_loss, info_nce, miss, pairs
 
 pytestmark = pytest.mark.host
@@ -48,10 +47,8 @@ CASES = {
 }
 
 
-@pytest.mark.both
-@pytest.mark.parametrize(
-    "case", ["labels", *(pytest.param(case, marks=pytest.mark.slow) for case in CASES if case != "labels")]
-)
+@pytest.mark.host
+@pytest.mark.parametrize("case", CASES)
 def test_gradient_equals_that_of_the_large_batch(case, rng):
     """And that of plain accumulation, the planted fault, is not."""
     make, loss, columns, data = CASES[case]
@@ -63,24 +60,6 @@ def test_gradient_equals_that_of_the_large_batch(case, rng):
     plain, _ = gradients_and_loss(whole, None, micro_batches, 3, trained, check="off")
     assert shown == pytest.approx(loss, rel=1e-6)
     assert miss(found, expected) < 1 and miss(plain, expected) > 100
-
-
-@pytest.mark.graph
-def test_loss_per_micro_batch_is_detected(rng, monkeypatch):
-    """The planted fault: what is cached is that of the micro-batch's own loss."""
-    network, micro_batches = Towers(), pairs(rng, (4, 4, 4))
-    expected, _ = gradients_and_loss(
-        Whole(network, info_nce), None, [joined(micro_batches)], 1, network.trainable_params()
-    )
-    cached = Coupled._cached
-
-    def alone(self, represented, collected):
-        results = [cached(self, [one], [columns]) for one, columns in zip(represented, collected)]
-        return results[0][0], (gradients for _, (gradients,) in results)
-
-    monkeypatch.setattr(Coupled, "_cached", alone)
-    found, _ = gradients_and_loss(network, CoupledLoss(info_nce, 2), micro_batches, 3, network.trainable_params())
-    assert miss(found, expected) > 100
 
 
 @pytest.mark.host
@@ -196,7 +175,7 @@ def test_float16_representations_are_cast_to_float32(rng):
     assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in found) and np.isfinite(loss)
 
 
-@pytest.mark.graph
+@pytest.mark.host
 def test_nonfinite_window_is_skipped(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4, 4))
     data[1] = (data[1][0] * float("nan"), data[1][1])
@@ -206,8 +185,7 @@ def test_nonfinite_window_is_skipped(rng):
     assert all(np.isfinite(parameter.asnumpy()).all() for parameter in network.trainable_params())
 
 
-@pytest.mark.slow
-@pytest.mark.graph
+@pytest.mark.host
 def test_stop_at_window_end_and_resume(rng, tmp_path):
     data = pairs(rng, (4,) * 6)
 

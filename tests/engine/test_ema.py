@@ -10,11 +10,9 @@ from mindspore.train import Callback, Model
 
 from helpers import Slope, micro_batch, values
 from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, GradientAccumulation, SaveStates, Stopped
-from ms_accum.engine.collaborators import Collaborators
-from reference import miss
 from runs import stop_after
 from test_model_step import dataset
-from ways import WAYS, Half, Root, Trained
+from ways import Half, Root, Trained
 
 DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).randint(-4, 5, (14, 2))]
 
@@ -39,20 +37,6 @@ def trained(way, ema, window=2, data=DATA, network=None, **options):
     return seen, ema.state["of.w"].asnumpy()
 
 
-@pytest.mark.host
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("decay", "warm_up"), [(0.75, 0), (0.9, 4), (0.5, 100), (0.0, 0)])
-def test_average_follows_its_definition(way, decay, warm_up):
-    seen, average = trained(way, Ema(decay, warm_up))
-    assert len(seen) == 7
-    assert miss([average], [expected(seen, decay, warm_up)], 1e-6, 1e-7) <= 1
-
-
-@pytest.mark.parametrize("way", [pytest.param(way, marks=[] if way == "step" else pytest.mark.slow) for way in WAYS])
-def test_average_in_graph_mode(way):
-    test_average_follows_its_definition(way, 0.9, 4)
-
-
 @pytest.mark.parametrize("name", ["decay", "warm_up"])
 def test_settings_can_not_be_changed(name):
     """Compiled graphs would ignore it."""
@@ -60,32 +44,6 @@ def test_settings_can_not_be_changed(name):
     assert (ema.decay, ema.warm_up) == (0.5, 3)
     with pytest.raises(AttributeError):
         setattr(ema, name, 1)
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("way", WAYS)
-def test_average_updated_twice_per_window_is_detected(way, monkeypatch):
-    step = Ema.after_window
-    monkeypatch.setattr(Ema, "after_window", lambda self, updated: (step(self, updated), step(self, updated))[0])
-    seen, average = trained(way, Ema(0.9))
-    assert miss([average], [expected(seen, 0.9)], 1e-6, 1e-7) >= 100
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("way", WAYS)
-def test_average_with_windows_of_one(way):
-    seen, average = trained(way, Ema(0.75), window=1)
-    assert miss([average], [expected(seen, 0.75)], 1e-6, 1e-7) <= 1
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("way", WAYS)
-def test_skipped_window_does_not_change_average(way):
-    bad = [micro_batch(np.nan, 1.0)] * 2
-    ema = Ema(0.75)
-    seen, average = trained(way, ema, data=[*bad, *DATA[:6], *bad])
-    assert len(seen) == 3 == ema.updates
-    assert miss([average], [expected(seen, 0.75)], 1e-6, 1e-7) <= 1
 
 
 @pytest.mark.both
@@ -345,19 +303,6 @@ def resumed(folder, stop):
     again, found = make()
     train(again, checkpointer=Checkpointer(folder, resume="auto"))
     return [values(ema.state.values()) for ema in (found, expected)]
-
-
-@pytest.mark.both
-@pytest.mark.parametrize("stop", [3, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4, 9))])
-def test_resumed_run_has_same_average(tmp_path, stop):
-    found, expected = resumed(tmp_path, stop)
-    assert all((one == other).all() for one, other in zip(found, expected))
-
-
-def test_unsaved_average_is_detected(tmp_path, monkeypatch):
-    monkeypatch.setattr(Collaborators, "state", property(lambda self: {}))
-    found, expected = resumed(tmp_path, 9)
-    assert not all((one == other).all() for one, other in zip(found, expected))
 
 
 @pytest.mark.host

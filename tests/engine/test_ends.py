@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor
 
-import ms_accum.engine.cells
-from helpers import Slope, micro_batch, mutate, run, slope_driver
-from ms_accum import Accumulator, GradientAccumulation, split_batch, updates_per_epoch
+from helpers import micro_batch, run, slope_driver
+from ms_accum import split_batch, updates_per_epoch
 from ms_accum.engine.ends import is_full, mark_batch_ends, mark_ends
 from reference import windows
 
@@ -68,138 +66,9 @@ def test_is_full_gives_same_result_for_tensors():
         assert bool(is_full(Tensor(count), Tensor(2))) is is_full(count, 2)
 
 
-class CountingCells:
-    """Replaces the Cells of the driver, and records the numbers in the micro-batches."""
-
-    made: list = []
-    closes = False
-
-    def __init__(self, *arguments, **options):
-        self.clear()
-
-    def add(self, micro_batch, weight, closing):
-        self.numbers.append(int(micro_batch[0].asnumpy()[0, 0]))
-        return Tensor(0.0)
-
-    def end(self, *figures):
-        self.made.append(tuple(self.numbers))
-        self.clear()
-        return 0.0, Tensor(True), Tensor(1.0)
-
-    def clear(self):
-        self.numbers = []
-
-
-class Numbered:
-    """A dataset of `size` micro-batches, numbered through all its epochs."""
-
-    def __init__(self, size):
-        self.size, self.next = size, 0
-
-    def __len__(self):
-        return self.size
-
-    def __iter__(self):
-        for _ in range(self.size):
-            yield NUMBERS[self.next]
-            self.next += 1
-
-
-NUMBERS = [(Tensor(np.array([[number]], np.float32)),) for number in range(EPOCHS * max(SIZES))]
-
-
-@pytest.fixture
-def driver_windows(monkeypatch):
-    """Return a function that runs the real driver on counting Cells: all its windows, and what is left."""
-    for name in ("_Accumulating", "_AtOnce"):
-        monkeypatch.setattr(ms_accum.training.window, name, CountingCells)
-    network = Slope()
-    optimizer = nn.SGD([network.w], 1.0)
-
-    def drive(size, window, epochs, tail):
-        made = CountingCells.made = []
-        model = GradientAccumulation(network, None, optimizer, tail=tail)
-        recorder = run(model, Numbered(size), window, epochs)
-        assert recorder.planned == len(made) == model.updates
-        found = [(record.epoch, numbers) for record, numbers in zip(recorder.records, made)]
-        assert [record.update for record in recorder.records] == list(range(1, len(made) + 1))
-        return found, list(model._window._runner.numbers)
-
-    return drive
-
-
-@pytest.mark.parametrize(
-    "tail", [tail if tail == "carry" else pytest.param(tail, marks=pytest.mark.slow) for tail in TAILS]
-)
-def test_driver_ends_windows_as_reference(driver_windows, tail):
-    for size in SIZES:
-        for window in WINDOWS:
-            for epochs in range(1, EPOCHS + 1):
-                expected = windows(size, window, epochs, tail)
-                if expected[0] or tail == "carry":
-                    assert driver_windows(size, window, epochs, tail) == expected, (size, window, epochs)
-                else:
-                    with pytest.raises(ValueError, match="No window would ever fill"):
-                        driver_windows(size, window, epochs, tail)
-
-
-def test_driver_boundary_off_by_one_is_detected(driver_windows, monkeypatch):
-    mutate(monkeypatch, "one late")
-    with pytest.raises(AssertionError):
-        assert driver_windows(8, 4, 1, "carry") == windows(8, 4, 1, "carry")
-
-
 def test_steps_count_from_1_in_each_epoch():
     recorder = run(slope_driver(), [micro_batch(1)] * 5, 2, epochs=2)
     assert [(record.epoch, record.step) for record in recorder.records] == [(e, s) for e in (1, 2) for s in (1, 2, 3)]
-
-
-class CountedSteps:
-    """An Accumulator that is fed ones in a compiled step."""
-
-    def __init__(self, window):
-        parameter = Parameter(Tensor([0.0], ms.float32), name="w")
-        self.accumulator = accumulator = Accumulator(nn.SGD([parameter], 1.0), window)
-        self.one = Tensor([1.0], ms.float32)
-
-        @ms.jit
-        def step(*grads):
-            return accumulator(grads)
-
-        self.step = step
-
-    def windows(self, size, epochs, tail):
-        made, pending, number = [], [], 0
-        for epoch in range(1, epochs + 1):
-            for _ in range(size):
-                pending.append(number)
-                number += 1
-                if self.step(self.one).asnumpy():
-                    made.append((epoch, tuple(pending)))
-                    pending = []
-            if tail == "flush" and self.accumulator.flush():
-                made.append((epoch, tuple(pending)))
-            if tail == "drop":
-                self.accumulator.clear()
-            pending = [] if tail != "carry" else pending
-        assert self.accumulator.micro_batches == len(pending)
-        self.accumulator.clear()
-        return made, pending
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("window", WINDOWS)
-def test_accumulator_ends_windows_as_reference(window):
-    steps = CountedSteps(window)
-    for tail in TAILS:
-        for size in SIZES:
-            # Shorter runs are the beginnings of the longest one.
-            assert steps.windows(size, EPOCHS, tail) == windows(size, window, EPOCHS, tail), (size, tail)
-
-
-def test_accumulator_boundary_off_by_one_is_detected(monkeypatch):
-    mutate(monkeypatch, "one late")
-    assert CountedSteps(2).windows(6, 1, "carry") != windows(6, 2, 1, "carry")
 
 
 def test_split_batch_splits_every_column():

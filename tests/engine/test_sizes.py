@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from helpers import Recorder, Slope, batches, compiled_step, cross_entropy, micro_batch, slope_driver
-from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, GradientAccumulation, Stopped, ramp_up
+from helpers import Recorder, Slope, micro_batch, slope_driver
+from ms_accum import Accumulator, Checkpointer, GradientAccumulation, Stopped, ramp_up
 from ms_accum.engine.ends import Sizes, windows_until
 from runs import stop_after
 
@@ -16,60 +15,8 @@ STEPS = {0: 1, 2: 3, 3: 2, 5: 4}
 DATA = [micro_batch(float(number)) for number in range(1, 17)]
 
 
-def ends_of(size_of, count=16, pending=0, tail="flush"):
-    """The numbers of the micro-batches with which windows end, one after the other."""
-    ends, update = [], 0
-    for number in range(1, count + 1):
-        pending += 1
-        if pending >= size_of(update):
-            ends.append(number)
-            pending, update = 0, update + 1
-    return ends + [count] * (pending > 0 and tail == "flush")
-
-
 def by_function(update):
     return [1, 1, 3, 2, 2, 4][min(int(update), 5)]
-
-
-def weights_by_hand(ends, lr=1.0):
-    """The weight of Slope with plain SGD after each window."""
-    weight, first, seen = 0.0, 0, []
-    for end in ends:
-        weight -= lr * float(np.mean(range(first + 1, end + 1)))
-        first = end
-        seen.append(weight)
-    return seen
-
-
-class Dropping(Recorder):
-    def __init__(self, network):
-        super().__init__(lambda: float(network.w.asnumpy()[0]))
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("sizes", [STEPS, by_function], ids=["dict", "function"])
-def test_driver_changes_sizes_at_window_ends(sizes):
-    model = slope_driver()
-    recorder = Dropping(model._network)
-    model.train_process(1, DATA, sizes, report=recorder, ckpt_path=None)
-    expected = ends_of(by_function)
-    assert expected == [1, 2, 5, 7, 9, 13, 16]
-    assert recorder.seen == pytest.approx(weights_by_hand(expected), rel=1e-6)
-    assert recorder.planned == model.updates == len(expected)
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
-def test_tails_with_changing_sizes(tail):
-    model = slope_driver(tail=tail)
-    recorder = Recorder()
-    model.train_process(1, DATA[:11], STEPS, report=recorder, ckpt_path=None)
-    expected = ends_of(by_function, 11, tail=tail)
-    assert len(recorder.records) == recorder.planned == len(expected)
-    assert model.micro_batches == (2 if tail == "carry" else 0)
-    model.train_process(1, DATA[:4], STEPS, report=recorder, ckpt_path=None)  # counts on from the updates so far
-    more = {"flush": 1, "drop": 1, "carry": 1}
-    assert recorder.planned == more[tail] and len(recorder.records) == len(expected) + more[tail]
 
 
 @pytest.mark.host
@@ -109,50 +56,6 @@ def test_schedule_of_sizes_and_rates_does_not_recompile(compiles):
     assert [record.lr for record in recorder.records] == pytest.approx(rates[2:])
 
 
-def functional(sizes):
-    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
-    optimizer = nn.SGD(network.trainable_params(), 0.1)
-    accumulator = Accumulator(optimizer, sizes, reduction="mean")
-    return network, accumulator, compiled_step(network, cross_entropy(), accumulator, optimizer)
-
-
-def in_graph(updates):
-    return ms.ops.where(updates >= 2, 3, 1) + ms.ops.where(updates >= 3, -1, 0) + ms.ops.where(updates >= 5, 2, 0)
-
-
-@pytest.mark.parametrize("sizes", [STEPS, in_graph], ids=["dict", "function"])
-def test_accumulator_changes_sizes_at_window_ends(sizes, compiles):
-    _, accumulator, step = functional(sizes)
-    ends, sizes_seen = [], []
-    before = None
-    for number, (x, y) in enumerate(batches(np.random.RandomState(1), [4] * 16), 1):
-        step(x, y)
-        ends += [number] * accumulator.updated
-        sizes_seen.append(accumulator.accumulate_step)
-        before = before or len(compiles)
-    assert ends == [1, 2, 5, 7, 9, 13] and accumulator.micro_batches == 3
-    assert sizes_seen == [1, 3, 3, 3, 2, 2, 2, 2, 4, 4, 4, 4, 4, 4, 4, 4] and len(compiles) == before
-
-
-def test_step_changes_sizes_at_window_ends():
-    ms.set_seed(1)
-    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3))
-    optimizer = nn.SGD(network.trainable_params(), 0.1)
-    step, ends = AccumulatedTrainStep((network, cross_entropy()), optimizer, STEPS), []
-    for number, columns in enumerate(batches(np.random.RandomState(1), [4] * 13), 1):
-        step(*columns)
-        ends += [number] * step.updated
-    assert ends == [1, 2, 5, 7, 9, 13]
-
-
-@pytest.mark.host
-def test_skipped_window_keeps_its_size():
-    data = [micro_batch(np.nan), *DATA]
-    model, recorder = slope_driver(), Recorder()
-    model.train_process(1, data, {0: 1, 1: 4}, report=recorder, ckpt_path=None)
-    assert [record.samples for record in recorder.records] == [1, 1, 4, 4, 4, 3]
-
-
 def resumed(folder, stop, sizes=STEPS):
     def make():
         network = Slope()
@@ -169,12 +72,6 @@ def resumed(folder, stop, sizes=STEPS):
     train(again, checkpointer=Checkpointer(folder, resume="auto"))
     assert again.updates == whole.updates
     return found.w.asnumpy().tolist() == expected.w.asnumpy().tolist(), train, make
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("stop", [1, 2, 3, 4, 5, 6, 10, 11, 16, 17, 19])
-def test_resumed_run_is_the_same(tmp_path, stop):
-    assert resumed(tmp_path, stop)[0]
 
 
 @pytest.mark.host

@@ -108,25 +108,10 @@ def test_numbers_pass_randomness_tests():
     assert max(map(abs, found.values())) < 4.5, found
 
 
-def same_count(mask_key=KEY, count=1, shape=(512, 512)):
-    return drawn(mask_key, 1, shape)
-
-
 def sums(mask_key=KEY, count=1, shape=(512, 512)):
     """Sums of random numbers for products: each row's mask is another's, shifted."""
     rows, columns = (tensor.asnumpy() for tensor in dropout._starts(*mask_key, shape))
     return ((dropout._mixed(rows + np.uint64(count)) + columns) >> np.uint64(32)) / 2.0**32
-
-
-def weak(mask_key=KEY, count=1, shape=(512, 512)):
-    """A generator with one multiplication for each element, by its index."""
-    index = np.arange(np.prod(shape), dtype=np.uint64).reshape(shape) + np.uint64(count)
-    return ((index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) / 2.0**32
-
-
-@pytest.mark.parametrize(("draw", "name"), [(same_count, "counts"), (sums, "squares"), (weak, "joint columns")])
-def test_numbers_that_are_not_random_are_detected(draw, name):
-    assert abs(deviations(draw)[name]) > 450
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -327,25 +312,9 @@ def left_by(folder, change, monkeypatch, stops):
     return runs.stopped_and_resumed(folder, stops, runs.Run, runs.even, 3)
 
 
-@pytest.mark.both
-@pytest.mark.parametrize("stops", [[4], pytest.param([6, 5], marks=pytest.mark.slow)])
-def test_resumed_run_draws_same_masks(tmp_path, monkeypatch, stops):
+def test_resumed_run_draws_same_masks(tmp_path, monkeypatch, stops=(4,)):
     expected = left_by(tmp_path / "one", replace_dropout, monkeypatch, [])
     runs.check_same(left_by(tmp_path / "two", replace_dropout, monkeypatch, stops), expected)
-
-
-@pytest.mark.graph
-@pytest.mark.filterwarnings("ignore:Random layers restart:RuntimeWarning")
-@pytest.mark.parametrize(
-    "broken",
-    [pytest.param(lambda network: network, marks=pytest.mark.slow), lost],
-    ids=["nn.Dropout", "counter not saved"],
-)
-def test_resumed_run_with_other_masks_is_detected(tmp_path, monkeypatch, broken):
-    expected = left_by(tmp_path / "one", broken, monkeypatch, [])
-    found = left_by(tmp_path / "two", broken, monkeypatch, [4])
-    assert found[0] != expected[0]
-    assert abs(np.array(found[3]) / expected[3] - 1).max() > 1e-4
 
 
 def test_loading_model_with_other_kind_of_dropout_explains_error(tmp_path):

@@ -152,13 +152,6 @@ def test_weighted_mean_of_parts_equals_the_loss(name, rng):
     assert miss_of(loss_fn, output(rng), labels(rng), divisor_of(loss_fn)) < 1e-5
 
 
-@pytest.mark.graph
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KNOWN)
-def test_weighted_mean_of_parts_equals_the_loss_in_graphs(name, rng):
-    test_weighted_mean_of_parts_equals_the_loss(name, rng)
-
-
 def test_partial_of_a_cell_has_the_cells_divisor():
     loss_fn, columns = nn.CrossEntropyLoss(ignore_index=0), (Tensor([[0.0]] * 4), Tensor([0, 1, 0, 2], ms.int32))
     assert divisor_of(partial(partial(loss_fn)))(*columns) == divisor_of(loss_fn)(*columns) == 2
@@ -192,13 +185,6 @@ def test_invalid_labels_are_rejected(labels, message):
 
 def by_rows(data, label):
     return len(data)
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("name", ["nn cross entropy plain", "mint cross entropy weighted", "ops nll weighted"])
-def test_weighting_by_rows_gives_another_loss(name, rng):
-    loss_fn, output, labels = KNOWN[name]
-    assert miss_of(loss_fn, output(rng), labels(rng), by_rows) > 1e-3
 
 
 @pytest.mark.parametrize(

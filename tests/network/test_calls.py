@@ -15,7 +15,6 @@ from helpers import batches, cross_entropy
 from ms_accum import (
     AccumulatedTrainStep,
     Accumulator,
-    CoupledLoss,
     FlushTail,
     GradientAccumulation,
     TrainForwardBackward,
@@ -90,13 +89,9 @@ def check(network):
 
 WAYS = {
     "driver": driver,
-    "windows of 1": lambda network: driver(network, 1),
-    "terms": lambda network: driver(network, loss=Terms(), weight={"ce": 1.0, "size": 1.0}),
-    "coupled": lambda network: driver(network, loss=CoupledLoss(cross_entropy())),
     "cells": cells,
     "loop": loop,
     "model": model,
-    "verify": check,
     "evaluate": lambda network: evaluate(network, data()),
 }
 

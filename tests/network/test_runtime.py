@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import subprocess
@@ -14,7 +13,6 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from conftest import CORES
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
 from ms_accum.network import runtime
@@ -188,26 +186,3 @@ def test_constructors_log_once_if_too_late(monkeypatch, caplog):
 
 
 # Real runs, in processes of their own: on one core and on two, with older instruction sets, tuned and not
-
-
-SHORT = ("--epochs=1", "--batch_size=128", "--mini_steps=2", "--overwrite")
-
-
-def losses(folder, cores=2, seed=1, **settings):
-    """Return the losses of a short run of train.py."""
-    unset = {name: value for name, value in os.environ.items() if name not in (KERNELS, HOST)}
-    command = [sys.executable, str(ROOT / "train.py"), *SHORT, f"--output_dir={folder}", f"--seed={seed}"]
-    run = {"env": {**unset, **settings}, "cwd": folder, "preexec_fn": lambda: os.sched_setaffinity(0, CORES[:cores])}
-    subprocess.run(command, check=True, capture_output=True, timeout=300, **run)
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [found["loss"] for found in map(json.loads, lines) if "loss" in found]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not CORES, reason="needs Linux")
-def test_results_change_by_rounding_only(tmp_path):
-    expected = losses(tmp_path, **{HOST: "0", KERNELS: "DEFAULT"})
-    assert len(expected) == 6
-    for settings in ({}, {"cores": 1}, {KERNELS: "SSE41"}):  # where there is AVX-512, tuning asks for AVX2
-        assert losses(tmp_path, **settings) == pytest.approx(expected, rel=1e-4), settings
-    assert losses(tmp_path, seed=2) != pytest.approx(expected, rel=1e-4)

@@ -109,6 +109,7 @@ MUTANTS = {  # a fault in ms_accum, and the check that finds it
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "options"), MUTANTS.items())
 def test_selftest_finds_faults(name, options, monkeypatch):
     driver = checks.GradientAccumulation

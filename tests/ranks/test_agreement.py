@@ -9,7 +9,6 @@ from mindspore.experimental import optim
 
 import ranks as program
 import ranks_agreement
-from conftest import tried_with_3
 from ms_accum import Group, ZeroOptimizer, total
 from ms_accum.engine.ends import planned, sizes_of, windows_by_epoch
 from ms_accum.network.optimizers import hyper_parameters, rates_of
@@ -130,16 +129,6 @@ UNEVEN = {
     "more windows in step": ("more windows", {}),
     "scaled sums": ("more windows", {"sums": True}),
 }
-MORE = {
-    **{f"{name} {way}": (name, {}) for name in ranks_agreement.SHARDS for way in ("plain", "in step")},
-    "tail zero 1": ("tail", {}),
-    "tail zero 2": ("tail", {}),
-    **{f"sums{way}": ("more windows", {"sums": True}) for way in ("", " in step")},
-    **{f"scaled{way}": ("more windows", {}) for way in ("", " in step")},
-    "scaled sums in step": ("more windows", {"sums": True}),
-    **{f"left out{way}": ("tail", {"bad": 2}) for way in ("", " in step")},
-    **{f"skipped{way}": ("tail", {"bad": 2, "skip": True}) for way in ("", " in step")},
-}
 
 
 def check_uneven(results, case, name, options):
@@ -158,22 +147,6 @@ def check_uneven(results, case, name, options):
 @pytest.mark.parametrize("case", UNEVEN)
 def test_ranks_with_fewer_micro_batches_take_part_in_all_windows(results, case):
     check_uneven(results, case, *UNEVEN[case])
-
-
-@tried_with_3
-@pytest.mark.parametrize("case", MORE)
-def test_uneven_ranks_in_all_ways_to_sum(results, case):
-    check_uneven(results, case, *MORE[case])
-
-
-def test_window_of_a_single_rank_is_detected(results):
-    """A planted fault: rank 1 updates with its tail in a window of its own."""
-    name, options = UNEVEN["tail plain"]
-    short = {**results[0], "uneven": {"tail plain": {**results[0]["uneven"]["tail plain"], "counts": [6, 0, 0, 6]}}}
-    with pytest.raises(AssertionError):
-        check_uneven([short, results[1]], "tail plain", name, options)
-    with pytest.raises(AssertionError):
-        check_uneven(results, "tail plain", "equal", options)
 
 
 def test_number_of_reductions_per_window(results):
@@ -230,15 +203,7 @@ def test_stopped_model_is_resumed(results, job):
     for rank, uninterrupted in zip(results, job[0]):
         error, updates, weights, begun = rank["model"]["resumed"]
         assert (error, updates, begun) == (None, 4, 1)
-        if "never" in rank["model"]:
-            assert rank["model"]["never"] == [None, 4, weights]
-        else:
-            assert uninterrupted["in model"]["trained"]["digest"] == weights
-
-
-@tried_with_3
-def test_stop_is_independent_of_the_order_of_callbacks(results):
-    check_stopped(results, "inside, after")
+        assert uninterrupted["in model"]["trained"]["digest"] == weights
 
 
 def test_micro_batches_left_out_on_another_rank_are_reported(results):

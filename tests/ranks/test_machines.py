@@ -7,22 +7,18 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from hosts import two_hosts, why_no_hosts
-from ms_accum.saving.training_state import read
 
 ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.slow, pytest.mark.several]
 JOB = ROOT / "tests" / "ranks_machines.py"
-PROMISED_SECONDS = 60  # docs/how-to/processes.md
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +41,6 @@ def environment():
 def by_msrun(hosts, number):
     sizes = ("--worker_num=2", "--local_worker_num=1", "--join=True")
     return ["msrun", *sizes, f"--master_addr={hosts[0].address}", f"--node_rank={number}"]
-
-
-def by_launcher(hosts, number):
-    sizes = ("--nproc=1", "--worker_num=2")
-    launch = [sys.executable, "-u", "-m", "ms_accum.launch"]
-    return [*launch, *sizes, f"--master_addr={hosts[0].address}", f"--node_rank={number}"]
 
 
 @pytest.fixture
@@ -79,24 +69,6 @@ def output(folder, number):
     return (folder / f"out{number}").read_text(encoding="utf-8")
 
 
-def errors(folder, number):
-    """Return the error lines of a launcher and of rank 0, which it shows."""
-    return [line for line in output(folder, number).splitlines() if line.startswith("error: ")]
-
-
-def wait_for_line(jobs, folder, text):
-    deadline = time.monotonic() + 120
-    while text not in output(folder, 0):
-        assert all(job.poll() is None for job in jobs) and time.monotonic() < deadline, output(folder, 0)
-        time.sleep(0.1)
-
-
-def seconds_to_end(job):
-    began = time.monotonic()
-    job.wait(timeout=2 * PROMISED_SECONDS)
-    return time.monotonic() - began
-
-
 def results(folder):
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
 
@@ -121,39 +93,3 @@ def test_two_machines_train_to_the_same_bytes_as_one(start, once, tmp_path):
         assert rank["resumed"]["digests"][0] == rank["resumed"]["digests"][1]
         assert other != rank["driver"]
     assert seen[0]["driver"] == seen[1]["driver"] and seen[0]["accumulator"] == seen[1]["accumulator"]
-
-
-TRAIN = (str(ROOT / "train.py"), "--model=mlp", "--epochs=100000", "--batch_size=32", "--output_dir=out")
-
-
-def check_end_of(job, rank, folder):
-    """Check that the launcher that is left ends in time, and says why in lines of its own."""
-    assert seconds_to_end(job) < PROMISED_SECONDS and job.returncode == 1
-    assert errors(folder, rank)[-1].startswith("error: ")
-    said = output(folder, rank)
-    # Whoever notices first: the rank in a collective or in a message of the cluster, or the scheduler.
-    assert any(sign in said for sign in ("AllReduce", "abnormal nodes num: 1", "worker 1 is the first one timed out"))
-
-
-def test_launchers_stop_together_resume_and_end_without_each_other(hosts, start, tmp_path):
-    """A signal to one machine stops both at the end of the window, with one state. Later it is unreachable."""
-    jobs = start(by_launcher, *TRAIN)
-    wait_for_line(jobs, tmp_path, "epoch: 1")
-    jobs[1].send_signal(signal.SIGTERM)
-    assert [job.wait(timeout=60) for job in jobs] == [143, 143], output(tmp_path, 0)
-    (state,) = (tmp_path / "out" / "states").glob("*.safetensors")
-    updates = read(str(state)).facts["updates"]
-    jobs = start(by_launcher, *TRAIN, "--resume")
-    wait_for_line(jobs, tmp_path, "epoch: ")
-    assert f": {updates} updates" in output(tmp_path, 0)
-    hosts[1].unplug()
-    check_end_of(jobs[0], 0, tmp_path)
-
-
-def test_job_ends_if_the_machine_of_the_scheduler_is_killed(hosts, start, tmp_path):
-    jobs = start(by_launcher, *TRAIN, "--save_every=1")
-    wait_for_line(jobs, tmp_path, "epoch: 2")
-    hosts[0].kill()
-    check_end_of(jobs[1], 1, tmp_path)
-    newest = max((tmp_path / "out" / "states").glob("*.safetensors"))
-    assert read(str(newest)).facts["updates"] >= 1

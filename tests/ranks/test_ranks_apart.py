@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from conftest import tried_with_3
 from ms_accum.network import generators
 from ms_accum.network.generators import offset_seeds_by_rank, random_state, set_random_state
 
@@ -29,11 +28,10 @@ def test_private_optimizer_settings_may_differ(results):
 
 
 def test_dropout_masks_differ_by_rank_and_are_reproducible(results):
-    for mode in range(2):
-        pairs = [rank["masks"][mode] for rank in results]
-        assert all(first == second for first, second in pairs)
-        layers, numbers = zip(*(first for first, _ in pairs))
-        assert all(len({str(rank) for rank in draws}) == len(results) for draws in (layers, numbers))
+    pairs = [rank["masks"] for rank in results]
+    assert all(first == second for first, second in pairs)
+    layers, numbers = zip(*(first for first, _ in pairs))
+    assert all(len({str(rank) for rank in draws}) == len(results) for draws in (layers, numbers))
 
 
 def test_dropout_masks_of_one_seed_are_equal(results):
@@ -44,9 +42,6 @@ def test_counted_dropout_masks_differ_by_rank_with_equal_counters(results):
     for first, second in (rank["counted masks"] for rank in results):
         assert first == second and first[1] == 1
     assert len({str(rank["counted masks"][0][0]) for rank in results}) == len(results)
-
-
-test_three = tried_with_3(test_dropout_masks_differ_by_rank_and_are_reproducible)
 
 
 @pytest.mark.host

@@ -50,15 +50,6 @@ def test_divisors_are_those_of_all_ranks(ranks, way):
     check([rank[way] for rank in ranks], windows_of(len(ranks)))
 
 
-def test_divisors_of_one_rank_would_be_detected(ranks):
-    """The planted fault: the mean of what each rank would train with its own divisors."""
-    windows = windows_of(len(ranks))
-    own = np.mean(
-        [several_terms.oracle(several_terms.Net(), program.data_of(rank)[:N])[0] for rank in range(len(ranks))], 0
-    )
-    assert several_terms.error(own, several_terms.oracle(several_terms.Net(), windows[0])[0]) > 1e-2
-
-
 def test_micro_batch_of_one_rank_takes_its_shares_on_all(ranks):
     results = [rank["left out"] for rank in ranks]
     windows = windows_of(len(ranks))

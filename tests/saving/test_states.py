@@ -12,10 +12,9 @@ import stat
 import numpy as np
 import pytest
 from mindspore.train import Callback
-from safetensors.numpy import save_file
 
 from ms_accum import Checkpointer, CheckpointError
-from ms_accum.saving import arrays, checkpointer, training_state
+from ms_accum.saving import checkpointer, training_state
 from ms_accum.saving.checkpointer import FolderInUse
 from ms_accum.saving.training_state import TrainingState
 from runs import Run, even, names
@@ -125,14 +124,6 @@ def test_what_was_just_saved_is_never_removed(tmp_path, meddle, keep):
         assert states.find({}).updates == 6
 
 
-@pytest.mark.parametrize("meddle", MEDDLING)
-def test_mutant_that_counts_its_own_states_is_detected(tmp_path, meddle, monkeypatch):
-    """It numbers on from its own last state, whatever is in the folder, as an earlier commit did."""
-    monkeypatch.setattr(checkpointer.StateFolder, "states", lambda self: [])
-    with pytest.raises((AssertionError, ValueError)):
-        test_what_was_just_saved_is_never_removed(tmp_path, meddle, 1)
-
-
 def test_state_with_a_higher_number_is_named(tmp_path):
     with Checkpointer(tmp_path, every=1) as states:
         save(states, [1])
@@ -197,12 +188,6 @@ def test_run_does_not_go_on_in_the_folder_of_another_run(tmp_path):
     assert updates_in(folder) == [78]
 
 
-def test_mutant_without_the_lock_goes_on_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpointer.StateFolder, "_check_locked", lambda self: None)
-    with pytest.raises(pytest.fail.Exception, match="DID NOT RAISE"):
-        test_run_does_not_go_on_in_the_folder_of_another_run(tmp_path)
-
-
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
 def test_folder_that_can_not_be_flushed_does_not_end_the_run(tmp_path, number, monkeypatch):
     """A disk that fails does."""
@@ -261,15 +246,6 @@ def test_equal_states_are_equal_files(tmp_path):
         training_state.write(state_of(1), str(tmp_path / f"{number}.safetensors"))
         contents.add((tmp_path / f"{number}.safetensors").read_bytes())
     assert len(contents) == 1
-
-
-def test_mutant_with_several_entries_is_detected(tmp_path, monkeypatch):
-    def with_more(tensors, path, metadata):
-        save_file(tensors, path, metadata={**metadata, **dict.fromkeys("abcdefgh", "")})
-
-    monkeypatch.setattr(arrays, "save_file", with_more)
-    with pytest.raises(AssertionError):
-        test_equal_states_are_equal_files(tmp_path)
 
 
 def check_rejected(path, data):

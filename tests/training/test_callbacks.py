@@ -8,7 +8,6 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn
-from mindspore.dataset import GeneratorDataset
 from mindspore.train import (
     Callback,
     CheckpointConfig,
@@ -20,7 +19,6 @@ from mindspore.train import (
     Metric,
     ModelCheckpoint,
     ReduceLROnPlateau,
-    SummaryCollector,
     TimeMonitor,
 )
 
@@ -296,18 +294,6 @@ def test_learning_rate_scheduler_counts_windows():
     assert -model._network.w.asnumpy() == pytest.approx(1 + 1 / 2 + 1 / 3)  # so they were used, too
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_summary_collector_writes_files(tmp_path):
-    """With a data set of MindSpore's, whose description it writes, too."""
-    rows = [tuple(column.asnumpy() for column in columns) for columns in data()]
-    collector = SummaryCollector(str(tmp_path), collect_freq=1)
-    model, _ = driver()
-    dataset = GeneratorDataset(rows, ["x", "y"], shuffle=False)
-    model.train_process(1, dataset, 2, report=(), ckpt_path=None, callbacks=collector)
-    assert any(path.stat().st_size > 1000 for path in tmp_path.glob("*_MS"))
-
-
 @pytest.mark.host
 def test_history_records_epochs():
     history = History()
@@ -401,6 +387,7 @@ def test_second_run_does_not_repeat_an_evaluation():
     assert evaluated.updates == [3, 6]
 
 
+@pytest.mark.host
 def test_evaluation_inside_an_epoch_changes_nothing_else():
     plain, evaluating = driver(), driver()
     records = train(plain[0])

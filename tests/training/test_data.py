@@ -229,10 +229,3 @@ def test_network_that_returns_more_than_loss_is_rejected(kind):
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), check="off")
     with pytest.raises((TypeError, RuntimeError), match="the network must return only the loss, but got several"):
         run(model, [(rows(1.0)[0],)], 1)
-
-
-def test_mutant_that_reads_data_to_count_is_detected(monkeypatch):
-    monkeypatch.setattr(batches, "_has_to_be_read", lambda dataset: False)
-    source = CountedGenerator()
-    run(slope_driver(), ds.GeneratorDataset(source, ["x"], shuffle=False), 4)
-    assert source.calls > 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import nn
 
-from helpers import batches, compiled_step, cross_entropy, mutate
+from helpers import batches, compiled_step, cross_entropy
 from ms_accum import Accumulator, Checkpointer, CheckpointError, ResumableLoop, Stopped
 from ms_accum.saving import training_state
 from reference import digest
@@ -50,50 +48,6 @@ class UserProgram:
     def final_state(self):
         state = [parameter.asnumpy() for parameter in self.accumulator.state.values()]
         return digest([*(parameter.asnumpy() for parameter in self.optimizer.get_parameters()), *state])
-
-
-def stopped_and_resumed(folder, *stops, **options):
-    for stop in stops:
-        with pytest.raises(Stopped, match="the training state is in"):
-            UserProgram(**options).train(folder, stop=stop_after(stop))
-    return UserProgram(**options).train(folder)
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory):
-    ms.set_context(mode=ms.GRAPH_MODE)
-    return UserProgram().train(tmp_path_factory.mktemp("whole")).final_state
-
-
-# Each micro-batch, and after each epoch the beginning of the next one: 8 positions.
-@pytest.mark.parametrize("stops", [(7, 2), *(pytest.param((stop,), marks=pytest.mark.slow) for stop in range(1, 16))])
-def test_resumed_loop_equals_uninterrupted_loop(tmp_path, uninterrupted, stops):
-    assert stopped_and_resumed(tmp_path, *stops).final_state == uninterrupted
-
-
-@pytest.mark.slow
-def test_resumed_loop_with_windows_of_1(tmp_path):
-    expected = UserProgram(window=1).train(tmp_path / "a").final_state
-    assert stopped_and_resumed(tmp_path / "b", 4, window=1).final_state == expected
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("forgets", ["window", "position", None])
-def test_mutants_without_window_or_position_are_detected(tmp_path, uninterrupted, forgets):
-    """The mutants: what is not put back makes it another run."""
-    with pytest.raises(Stopped):
-        UserProgram().train(tmp_path, stop=stop_after(5))
-    program = UserProgram()
-    states = Checkpointer(tmp_path, resume="auto")
-    with ResumableLoop(states, program.network, program.accumulator) as loop:
-        batches_done = loop.batches if forgets != "position" else 0
-        if forgets == "window":
-            program.accumulator.clear()
-        for epoch in (1, 2):
-            for x, y in itertools.islice(batches_of(epoch), batches_done if epoch == 1 else 0, None):
-                program.step(x, y)
-            program.accumulator.flush()
-    assert (program.final_state == uninterrupted) is (forgets is None)
 
 
 @pytest.mark.host
@@ -152,14 +106,6 @@ def test_open_window_rejected_by_windows_of_1(tmp_path):
         UserProgram().train(tmp_path, stop=stop_after(4))
     with pytest.raises(CheckpointError, match="holds 1 micro-batch of an open window, which windows of 1"):
         UserProgram(window=1).train(tmp_path, allow_config_change=True)
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("mutation", ["one late"])
-def test_mutant_with_late_window_end_is_detected(tmp_path, monkeypatch, mutation):
-    mutate(monkeypatch, mutation)
-    program = UserProgram().train(tmp_path, epochs=1)
-    assert program.accumulator.updates == 2
 
 
 @pytest.mark.host

@@ -13,7 +13,6 @@ from mindspore.experimental.optim import lr_scheduler as schedules
 
 from helpers import Recorder, batches, slope_driver, values
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped
-from ms_accum.training import state
 from ms_accum.training.state import trained_parameters
 
 pytestmark = pytest.mark.host
@@ -69,22 +68,12 @@ MAKE = {
 
 
 @pytest.mark.parametrize("name", MAKE)
-@pytest.mark.parametrize("allow", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_resumed_run_equals_uninterrupted_run(name, allow, tmp_path):
+def test_resumed_run_equals_uninterrupted_run(name, tmp_path):
     """Also where another setting was allowed that changes nothing: then the optimizer's settings alone are new."""
     expected = run(MAKE[name])
     first = run(MAKE[name], tmp_path, stop=5, config={"note": 1})
-    resumed = run(MAKE[name], tmp_path, config={"note": 1 + allow}, allow_config_change=allow)
+    resumed = run(MAKE[name], tmp_path, config={"note": 2}, allow_config_change=True)
     assert resumed == expected != first
-
-
-@pytest.mark.filterwarnings("ignore:.*'ASGD' changed no parameter")  # without its rate it can't
-@pytest.mark.parametrize("name", ["NAdam", "ASGD"])
-def test_mutant_without_parameters_in_lists_is_detected(name, tmp_path, monkeypatch):
-    expected = run(MAKE[name])
-    monkeypatch.setattr(state, "_parameters_of", lambda optimizer: optimizer.get_parameters())
-    run(MAKE[name], tmp_path, stop=5)
-    assert run(MAKE[name], tmp_path)[:2] != expected[:2]
 
 
 @pytest.mark.parametrize(
@@ -185,13 +174,6 @@ def test_scheduler_steps_per_update_and_resumes(name, tmp_path):
     first, _ = scheduled(SCHEDULERS[name], tmp_path, stop=5)
     second, resumed_weights = scheduled(SCHEDULERS[name], tmp_path)
     assert len(first) == 2 and first + second == rates and resumed_weights == weights
-
-
-def test_mutant_without_scheduler_in_state_is_detected(tmp_path, monkeypatch):
-    rates, _ = scheduled(SCHEDULERS["StepLR"])
-    monkeypatch.setattr(state, "parameters_in", lambda value: ())
-    first, _ = scheduled(SCHEDULERS["StepLR"], tmp_path, stop=7)
-    assert first + scheduled(SCHEDULERS["StepLR"], tmp_path)[0] != rates
 
 
 def test_skipped_window_does_not_step_scheduler():

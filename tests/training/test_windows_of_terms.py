@@ -14,7 +14,6 @@ from mindspore.train import Callback, LambdaCallback
 import several_terms as terms
 from helpers import Recorder, run
 from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped
-from ms_accum.loss.terms import summed
 from ms_accum.programs.callbacks import MetricsFile
 from ms_accum.training import terms as module
 from ms_accum.training.progress import Lines
@@ -108,6 +107,7 @@ def test_window_is_that_of_the_oracle(name, size, sizes):
     check(updates_of(model, network, DATA, size), cut(DATA, *sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.graph
 def test_compiled_window_is_that_of_the_oracle():
     network = terms.Net()
@@ -122,15 +122,6 @@ def test_every_size(size):
     check(updates_of(driver(network), network, DATA, size), cut(DATA, *sizes))
 
 
-@pytest.mark.slow
-def test_growing_windows_and_windows_that_are_split():
-    network = terms.Net()
-    check(updates_of(driver(network), network, DATA, {0: 1, 1: 2, 2: 4}), cut(DATA, 1, 2, 4))
-    network, (batch,) = terms.Net(), [tuple(np.concatenate(parts) for parts in zip(*DATA[:3]))]
-    pieces = [tuple(column[first : first + 4] for column in batch) for first in (0, 4, 8)]
-    check(updates_of(driver(network), network, [batch], None, micro_batch_size=4), [pieces])
-
-
 @pytest.mark.parametrize("weight", [lambda x, y: (y >= 0).sum(), None], ids=["tokens", "rows"])
 def test_single_weight_misses(weight):
     """The planted fault is what everybody does."""
@@ -139,30 +130,6 @@ def test_single_weight_misses(weight):
     data = [micro_batch for number, micro_batch in enumerate(DATA) if number != 2]
     (before, move, _), *_ = updates_of(model, network, data, 6)
     assert terms.error(move, expected_of(before, data)[0]) > 1e-2
-
-
-def _of_micro_batch(rows, size, group):
-    return np.array(rows, np.float64).mean(0)
-
-
-class _Previous:
-    """Returns the divisors of the window before."""
-
-    last = None
-
-    def __call__(self, rows, size, group):
-        found = self.last
-        self.last = summed(rows, size, group)
-        return self.last if found is None else found
-
-
-@pytest.mark.parametrize("twin", [_of_micro_batch, _Previous()], ids=["of a micro-batch", "of the previous window"])
-def test_wrong_divisor_is_detected(twin, monkeypatch):
-    monkeypatch.setattr(module, "summed", twin)
-    network = terms.Net()
-    moves = updates_of(driver(network), network, DATA, 3)
-    with pytest.raises(AssertionError):
-        check(moves, cut(DATA, 3, 3, 1), limit=1e-4)
 
 
 def test_coefficients_may_be_functions_of_the_update():
