@@ -294,7 +294,7 @@ def check(name, model, reduction, courses):
 @pytest.mark.parametrize(
     ("name", "model", "reduction", "window"),
     [
-        ("SGD nesterov", "mlp", "sum", 3),
+        pytest.param("SGD nesterov", "mlp", "sum", 3, marks=pytest.mark.slow),
         ("Adam", "lenet5", "mean", 8),
     ],
 )

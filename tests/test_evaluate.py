@@ -116,6 +116,7 @@ def epochs_of(way, evaluates):
     return values(network.trainable_params()), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["accumulator"])
 def test_evaluation_in_own_loop_sees_new_weights_and_changes_nothing(way):
     weights, found = epochs_of(way, evaluates=True)

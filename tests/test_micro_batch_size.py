@@ -43,6 +43,7 @@ def ends(how, most, rows):
     return lambda: None
 
 
+@pytest.mark.slow
 def test_fastest_is_taken():
     found = find_micro_batch_size(costs, 64, memory_budget=8 * GIB)
     assert [rows for rows, _, _ in found.trials] == [1, 2, 4, 8, 16, 32, 64]
