@@ -59,7 +59,6 @@ class Program:
     def __init__(self, draws, way, compiled=False, ranks=1):
         self.draws, self.compiled = draws, compiled
         self.settings = self.drawn_settings(way, ranks)
-        self.bad_of_20 = draws.one_of(0, 2, 5)
         self.even = compiled or bool(draws.integer(0, 3) == 0)
         self.calls = [self.training()]
         for _ in range(draws.one_of(0, 1, 1, 2)):
@@ -121,23 +120,31 @@ class Program:
         """Return a call that trains, with at least as many micro-batches as the largest window has."""
         settings, draws = self.settings, self.draws
         batches = [tuple(self.micro_batch() for _ in range(settings.ranks)) for _ in range(draws.integer(5, 8))]
+        for _ in range(draws.one_of(0, 1, 0, 1, 2)):
+            self.spoil(batches[draws.integer(0, len(batches))][draws.integer(0, settings.ranks)])
         resumes = settings.way != "cells" and settings.policy != "raise" and settings.ranks == 1
         stops = draws.one_of(0, 0, 1, 2) if resumes else 0
         return ("train", batches, draws.integer(1, 3), [draws.integer(1, 9) for _ in range(stops)])
 
     def micro_batch(self):
-        """Return three columns, which may not be finite."""
+        """Return three columns."""
         draws, settings = self.draws, self.settings
         rows = 4 if self.even else draws.integer(3, 9) if settings.splits else draws.one_of(1, 2, 3, 8, 16)
         x = np.random.RandomState(draws.integer(0, 1000)).randint(-8, 9, (rows, 2)) / 4.0
         z, weight = np.ones((rows, 1)), draws.one_of(1.0, 0.0, 0.5, 3.0, 8.0)
-        # A product of 0 and NaN is NaN in the ways to which the user gives gradients or Cells.
-        counts = weight or settings.weight != "column" or settings.way in ("driver", "step", "model")
-        if draws.integer(0, 20) >= 20 - self.bad_of_20 and (counts or settings.policy == "skip_micro"):
-            kind = draws.one_of("nan", "inf", "gradient")
-            x[0, 1] = {"nan": np.nan, "inf": np.inf}.get(kind, x[0, 1])
-            z[0] = 0.0 if kind == "gradient" else 1.0
         return tuple(column.astype(np.float32) for column in (x, z, np.full(rows, weight)))
+
+    def spoil(self, micro_batch):
+        """Let the loss of a micro-batch, or its gradient alone, not be finite."""
+        settings, (x, z, counts) = self.settings, micro_batch
+        # A product of 0 and NaN is NaN in the ways to which the user gives gradients or Cells.
+        by_us = settings.weight != "column" or settings.way in ("driver", "step", "model")
+        if counts[0] or by_us or settings.policy == "skip_micro":
+            kind = self.draws.one_of("gradient", "nan", "inf")
+            if kind == "gradient":
+                z[0] = 0.0
+            else:
+                x[0, 1] = {"nan": np.nan, "inf": np.inf}[kind]
 
 
 def _shown(argument):

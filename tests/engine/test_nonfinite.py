@@ -167,3 +167,15 @@ def test_raise_in_compiled_step_is_rejected():
         Accumulator(nn.SGD([network.w], 1.0), 2, nonfinite="raise")
     with pytest.raises(ValueError, match="'nonfinite' must be one of 'skip_window', 'skip_micro', 'raise'"):
         slope_driver(nonfinite="ignore")
+
+
+@pytest.mark.host
+def test_micro_batch_of_weight_0_is_not_left_out():
+    """It does not count, so its gradient of 0/0 has a good reason."""
+    network = Root()
+    step = AccumulatedTrainStep(
+        network, nn.SGD([network.w], 0.1), 2, weight=first_value, check="off", nonfinite="skip_micro"
+    )
+    for x in (0.0, 1.0, 0.0, 0.0):  # the weight is the first value, and the gradient of sqrt(0 * w) is not finite
+        step(*micro_batch(x, 1.0))
+    assert (step.updates, step.skipped, step.left_out) == (1, 1, 0)
