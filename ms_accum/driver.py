@@ -13,6 +13,7 @@ from .engine.coupled import objective_of
 from .engine.ema import Ema, check_not_applied
 from .engine.ends import TAILS, planned, sizes_of, warn_if_never_full, window_ends
 from .engine.forward import check_network
+from .engine.nonfinite import SKIP_MICRO
 from .network.compiled import check_compile
 from .network.optimizers import check_scheduler, kind_of, warn_if_rate_vanishes
 from .network.runtime import tune
@@ -137,6 +138,10 @@ class GradientAccumulation:
         compiles = check_compile(_OWNER, compile)
         objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group, compiles, coefficients)
         check_network(_OWNER, objective.forward)
+        if objective.terms is not None and sync_every_micro_batch and nonfinite == SKIP_MICRO:
+            # The others of a window run again: a rank with one less would add sums of other micro-batches.
+            rule, remedy = "False with several terms and nonfinite='skip_micro'", "Sum once per window."
+            _check.raise_invalid(ValueError, _OWNER, "sync_every_micro_batch", rule, True, remedy)
         collaborators = resolve(
             _OWNER,
             optimizer,

@@ -176,10 +176,11 @@ class AccumulatedTrainStep(Compiled):
         self.may_be_empty = self._objective.weight.may_be_zero
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
-        self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer))
         name = unique_name("train_step")
         self.window = GraphWindow(name, collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
+        weighs_loss = self.window.sums.weighs_loss
+        self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer), weighs_loss)
         self.mean = collaborators.weighted
         self.summing = self._objective.summing
         # The sums of losses, of weights, and of weights with those of micro-batches that were left out. These are in
@@ -222,7 +223,7 @@ class AccumulatedTrainStep(Compiled):
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
         window = self.window
         call(window.outside, ())
-        loss, grads = call(self.loss_and_gradients, columns)
+        loss, grads = call(self.loss_and_gradients, columns, weight=weight)
         loss = ops.cast(loss, ms.float32)
         term, counted = loss if self.summing else loss * weight, weight
         kept_factor = None

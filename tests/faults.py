@@ -37,6 +37,16 @@ class Fault(NamedTuple):
 
 
 FAULTS = {
+    # The weight of a micro-batch
+    "the weight enters a float16 backward": Fault(
+        "engine/collaborators.py",
+        "may_weigh = self.may_weigh_loss and not self.scales",
+        "may_weigh = True",
+        "test_driver.py",
+    ),
+    "a weight counts twice": Fault(
+        "engine/window.py", "weight is None or self.weighs_loss else", "weight is None else", ANY
+    ),
     # Where a window ends
     "one late": Fault("engine/ends.py", "return micro_batches >= window", "return micro_batches > window", ANY),
     "one early": Fault(
@@ -79,7 +89,10 @@ FAULTS = {
         ANY,
     ),
     "weights are not multiplied": Fault(
-        "engine/window.py", "factor = kept_factor if weight is None else weight", "factor = kept_factor", ANY
+        "engine/window.py",
+        "factor = kept_factor if weight is None or self.weighs_loss else weight",
+        "factor = kept_factor",
+        ANY,
     ),
     "rows count alike": Fault(
         "loss/objective.py", "return amount_of(self._owner, self._weight, micro_batch)", "return 1.0", ANY

@@ -306,10 +306,21 @@ class InHalf(nn.Cell):
         return ops.cast(ops.sum(products), ms.float32)
 
 
+def loss_scale_of_2(network):
+    """Casts in `construct` are not marked: a loss scale says that the network computes in float16."""
+    return {"loss_scale": 2.0, "optimizer": nn.SGD([network.w], 1.0)}
+
+
+def marked_as_float16(network):
+    network.add_flags(fp16=True)  # as `to_float` and `amp.auto_mixed_precision` do
+    return {"optimizer": nn.SGD([network.w], 1.0)}
+
+
+@pytest.mark.parametrize("float16", [loss_scale_of_2, marked_as_float16])
 @pytest.mark.parametrize("rows", [[1024, 1], [1, 4096], [1, 1024, 256]], ids=str)
-def test_weights_do_not_enter_a_float16_backward(rows):
+def test_weights_do_not_enter_a_float16_backward(rows, float16):
     network = InHalf()
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), check="off")
+    model = GradientAccumulation(network, None, **float16(network), check="off")
     run(model, [micro_batch(network.small, network.large, rows=count) for count in rows], len(rows))
     assert (model.updates, network.w.asnumpy().tolist()) == (1, [-network.small, -network.large])
 

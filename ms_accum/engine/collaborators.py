@@ -12,6 +12,7 @@ from .. import _check, native
 from ..network import tree
 from ..network.kernels import kernels
 from ..network.optimizers import all_parameters, check_optimizer, check_sparse_rule, check_trains
+from ..network.parameters import has_half
 from ..network.state import set_initial_values
 from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
@@ -53,6 +54,8 @@ class Collaborators:
     """What to do with gradients that are not finite."""
     ema: Ema | None
     """The average of the weights."""
+    may_weigh_loss: bool
+    """Whether the loss is at hand, and MindSpore marks no part of the network as float16."""
     tables: tuple[Parameter, ...]
     """The trained parameters whose gradients are sparse, if the network is known."""
 
@@ -60,6 +63,16 @@ class Collaborators:
     def sparse(self) -> bool:
         """bool, whether some gradients are sparse: MindSpore can't use them before they are added to an accumulator."""
         return bool(self.tables)
+
+    @property
+    def weighs_loss(self) -> bool:
+        """bool, whether a weight multiplies the loss, at no cost: MindSpore needs an array to multiply a gradient.
+
+        Not where this could lose something: in float16 the product may overflow, and a loss scale is a sign of float16.
+        On ranks, and with our operators, which multiply while they add, it would save nothing.
+        """
+        may_weigh = self.may_weigh_loss and not self.scales
+        return self.weighted and may_weigh and self.group is None and self.kernels.library is None
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -152,6 +165,7 @@ def resolve(
     ema: Ema | None = None,
     compiles: bool,
     in_graph: bool = False,
+    has_loss: bool = True,
     accumulators: Sequence[Parameter] = (),
 ) -> Collaborators:
     """Check the arguments of a public class, and return what its window works with.
@@ -164,6 +178,7 @@ def resolve(
         clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema: as for `GradientAccumulation`.
         compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
+        has_loss (bool): whether this class gets the loss, not only gradients. Default: ``True``.
         accumulators (Sequence[Parameter]): the accumulators, if the user made them. Default: none.
     """
     check_optimizer(owner, optimizer, compiles)
@@ -196,6 +211,7 @@ def resolve(
         skips=skips,
         policy=policy,
         ema=ema,
+        may_weigh_loss=has_loss and network is not None and not has_half(network),
         tables=() if network is None else _trained_tables(network, optimizer),
     )
 

@@ -1,4 +1,4 @@
-"""The forward and backward pass of a micro-batch: loss x scale -> gradients."""
+"""The forward and backward pass of a micro-batch: loss x scale (x weight) -> gradients."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ class Forward(nn.Cell):
         network (Cell): returns the loss.
         collaborators (Collaborators): has the optimizer, whose parameters are differentiated, and the loss scale.
         sens (float): another constant scale.
+        weighs (bool): whether the loss is also multiplied by the weight. Default: ``False``, the window multiplies the
+            gradients.
     """
 
-    def __init__(self, network: nn.Cell, collaborators: Collaborators, sens: float):
+    def __init__(self, network: nn.Cell, collaborators: Collaborators, sens: float, weighs: bool = False):
         super().__init__(auto_prefix=False)
         self.owner = collaborators.owner
         self.network = network
@@ -34,6 +36,7 @@ class Forward(nn.Cell):
         self.has_terms = isinstance(network, WeighedTerms)
         """bool, whether the loss that is returned is a vector of the loss and its terms."""
         self.sens = sens * collaborators.scale
+        self.weighs = weighs
         self.changing = untracked(collaborators.changing_scale)
         self.parameters = collaborators.parameters
         tables = collaborators.tables
@@ -48,10 +51,12 @@ class Forward(nn.Cell):
         loss = scalar(self.owner, loss, self.has_loss_fn)
         return loss * scale, loss
 
-    def construct(self, *inputs: Any) -> Any:
+    def construct(self, *inputs: Any, weight: Any = None) -> Any:
         if self.rejects_rows is not None:
             self.rejects_rows()
         scale = self.sens * self.changing[0] if self.changing else self.sens
+        if self.weighs:
+            scale = scale * weight
         (_, loss), grads = call(self.differentiate, (scale, *inputs))
         grads = tree.dense(grads, self.parameters)
         grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters)

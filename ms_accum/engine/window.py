@@ -50,6 +50,8 @@ class Window:
         self.grad_sum = tuple(grad_sum or ())
         self.weight_sum = untracked(weight_sum)
         self.skips = collaborators.skips if self.has_sums else None
+        self.weighs_loss = collaborators.weighs_loss and self.has_sums
+        """bool, whether a loss is multiplied by its weight, instead of the gradients."""
         self.sum_over_ranks = collaborators.summing.of_micro_batch
         self.names = tuple(parameter.name for parameter in collaborators.parameters)
         self.shapes = tuple(parameter.shape for parameter in collaborators.parameters)
@@ -60,7 +62,7 @@ class Window:
     def add(
         self, gradients: Any, weight: Any = None, extra: Any = (), kept_factor: Any = None, sparse: bool = False
     ) -> Any:
-        """Add the gradients of a micro-batch, times the weight if there is one.
+        """Add the gradients of a micro-batch, times the weight if there is one and the loss was not multiplied by it.
 
         Args:
             gradients (tuple[Tensor]): its gradients.
@@ -83,7 +85,7 @@ class Window:
         return self._add_by(self.kernels, gradients, weight, extra, kept_factor)
 
     def _add_by(self, kernels: Any, gradients: Any, weight: Any, extra: Any, kept_factor: Any) -> Any:
-        factor = kept_factor if weight is None else weight
+        factor = kept_factor if weight is None or self.weighs_loss else weight
         if self.sum_over_ranks is not None:
             if kept_factor is not None:
                 gradients = tree.multiply_no_nan(gradients, factor)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter, Tensor, nn, ops
 
 
 def as_array(parameter: Tensor) -> np.ndarray:
@@ -41,6 +41,17 @@ def excluding(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> l
 def copies_of(parameters: Iterable[Parameter], trained: Iterable[Parameter]) -> list[tuple[Parameter, np.ndarray]]:
     """Return those of the parameters that are not in `trained`, which a forward may change, with copies of them."""
     return [(parameter, as_array(parameter).copy()) for parameter in excluding(parameters, trained)]
+
+
+def has_half(network: nn.Cell) -> bool:
+    """Return whether MindSpore marks a part of the network as float16; casts in `construct` are not found."""
+    cells = [cell for _, cell in network.cells_and_names()]
+    if any(cell.get_flags().get("fp16") for cell in cells):
+        return True
+    # Cells that `amp.auto_mixed_precision` has rewritten ("O1") or decorated ("auto") have no flags.
+    if any(getattr(cell, "_amp_level", None) in ("O1", "O2", "O3", "auto") for cell in cells):
+        return True
+    return any(parameter.dtype == ms.float16 for parameter in network.get_parameters())
 
 
 @contextmanager

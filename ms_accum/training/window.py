@@ -534,7 +534,8 @@ class WindowLoss:
 
     def add(self, loss: Any, weight: float, samples: int, number: int = 0) -> None:
         """Add a micro-batch with its number. Its loss is read from the device when the window's mean is needed."""
-        self._terms.append((loss, weight, number))
+        if weight:  # a loss over no labels is 0/0, and 0 times NaN is NaN
+            self._terms.append((loss, weight, number))
         self.samples += samples
 
     @property

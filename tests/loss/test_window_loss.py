@@ -25,6 +25,10 @@ def test_mean_is_weighted():
     assert loss.samples == 20
 
 
+def test_batch_in_which_nothing_counts_is_left_out():
+    assert loss_of((1.0, 8), (math.nan, 0), (2.0, 8)).mean == 1.5
+
+
 def test_summed_losses_are_not_weighted():
     assert loss_of((8.0, 8), (16.0, 8), (28.0, 4), summing=True).mean == pytest.approx(52 / 20, abs=1e-12)
 
