@@ -73,9 +73,6 @@ class Fed:
         return [-value for value in values(self.parameters)]
 
 
-# The sum
-
-
 # The mean, exact for uneven micro-batches
 
 
@@ -106,12 +103,6 @@ def test_flush_is_compiled_if_step_is_compiled():
         step(Tensor(np.ones((rows, 2)), ms.float32))
         assert accumulator.flush()
     assert values(parameters)[0].tolist() == [-8.0, -8.0]
-
-
-# Before and after the boundary
-
-
-# Clipping
 
 
 # Gradients of half precision
@@ -200,9 +191,6 @@ def test_window_size_change_inside_window_is_rejected():
 def test_window_size_change_from_or_to_1_is_rejected(before, after):
     with pytest.raises(ValueError, match="can't change from or to 1"):
         Fed(before).accumulator.accumulate_step = after
-
-
-# Skipped windows
 
 
 # A window of 1

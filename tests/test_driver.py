@@ -25,8 +25,9 @@ from helpers import (
     values,
 )
 from model_zoo import create_dataset
-from ms_accum import Checkpointer, GradientAccumulation, evaluate
+from ms_accum import Checkpointer, GradientAccumulation, Stopped, evaluate
 from reference import digest, miss
+from runs import stop_after
 
 pytestmark = pytest.mark.host
 
@@ -86,9 +87,6 @@ def test_window_size_changes_from_and_to_1(first):
     for window in (first, 3 - first, first):
         run(model, [micro_batch(1), micro_batch(3)], window)
     assert seen_gradient(model) == [{1: 4 + 2 + 4, 2: 2 + 4 + 2}[first]]
-
-
-# Complete batches
 
 
 # Weights
@@ -189,9 +187,6 @@ def test_network_with_own_loss_accepts_any_columns(window):
     columns = tuple(np.full(4, value, np.float32) for value in (3.0, 4.0, 6.0))
     run(model, [columns] * 2, window)
     assert values([network.w]) == [-2.0 * 2 / window]
-
-
-# The reported loss
 
 
 # Records
@@ -466,7 +461,7 @@ def test_planned_updates_include_carried_window():
 
 
 def test_planned_updates_of_resumed_run_ignore_open_window(tmp_path):
-    """The state has its own; the mutant plans with what the driver had, before it is forgotten."""
+    """The state has its own; what the driver had is forgotten."""
     data = [micro_batch(1)] * 3
     uninterrupted = slope_driver(tail="carry")
     uninterrupted.train_process(1, data * 3, 3, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
@@ -475,6 +470,17 @@ def test_planned_updates_of_resumed_run_ignore_open_window(tmp_path):
     assert model.micro_batches == 2
     recorder = run(model, data * 3, 3, epochs=2, checkpointer=Checkpointer(tmp_path, resume="auto"))
     assert len(recorder.records) == recorder.planned == 3
+
+
+def test_run_resumed_inside_a_window(tmp_path):
+    """Its plan counts the micro-batches that the stopped run began with; the record names what was bad before."""
+    data = [micro_batch(np.nan), *[micro_batch(1)] * 3]
+    options = {"tail": "carry", "nonfinite": "skip_micro"}
+    with pytest.raises(Stopped):
+        run(slope_driver(**options), data, 3, epochs=2, checkpointer=Checkpointer(tmp_path, stop=stop_after(5)))
+    recorder = run(slope_driver(**options), data, 3, epochs=2, checkpointer=Checkpointer(tmp_path, resume="auto"))
+    assert [record.bad for record in recorder.records] == [(1,)]  # by its number in the epoch
+    assert recorder.planned == 1
 
 
 def test_mean_loss_is_weighted_by_elements(rng):

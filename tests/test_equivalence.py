@@ -373,9 +373,6 @@ def test_accumulator_and_cells_are_bitwise_equal():
     assert len(set(functions)) == len(functions)
 
 
-# Epochs with a tail
-
-
 # The clock of updates
 
 

@@ -202,7 +202,8 @@ def test_error_after_evaluation_restores_weights():
         callback.model.train(1, dataset(DATA), callbacks=[FlushTail(), callback], dataset_sink_mode=False)
     assert not ema.is_applied
     before = network.w.asnumpy().tolist()
-    callback.model.eval(dataset(DATA[:1]))  # after a run the average is applied for the evaluation alone
+    loss = callback.model.eval(dataset(DATA[:1]))["loss"]  # after a run the average is applied for the evaluation alone
+    assert loss == pytest.approx(float(np.sum(DATA[0][0].asnumpy() * ema.state["of.w"].asnumpy())), rel=1e-5)
     assert not ema.is_applied and network.w.asnumpy().tolist() == before != ema.state["of.w"].asnumpy().tolist()
 
 

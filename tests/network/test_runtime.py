@@ -183,6 +183,3 @@ def test_constructors_log_once_if_too_late(monkeypatch, caplog):
     assert record.levelno == logging.WARNING
     assert "'GradientAccumulation', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2" in record.getMessage()
     assert KERNELS not in os.environ
-
-
-# Real runs, in processes of their own: on one core and on two, with older instruction sets, tuned and not

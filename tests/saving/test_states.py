@@ -12,9 +12,10 @@ import stat
 import numpy as np
 import pytest
 from mindspore.train import Callback
+from safetensors.numpy import save_file
 
 from ms_accum import Checkpointer, CheckpointError
-from ms_accum.saving import checkpointer, training_state
+from ms_accum.saving import arrays, checkpointer, training_state
 from ms_accum.saving.checkpointer import FolderInUse
 from ms_accum.saving.training_state import TrainingState
 from runs import Run, even, names
@@ -206,6 +207,15 @@ def test_folder_that_can_not_be_flushed_does_not_end_the_run(tmp_path, number, m
         else:
             save(states, [1, 2])
             assert updates_in(tmp_path) == [2]
+
+
+def test_file_that_the_disk_writes_otherwise_is_an_error(tmp_path, monkeypatch):
+    def failing(values, path, metadata):
+        save_file({name: array + 1 for name, array in values.items()}, path, metadata=metadata)
+
+    monkeypatch.setattr(arrays, "save_file", failing)
+    with pytest.raises(CheckpointError, match="is damaged: its SHA-256 does not match"):
+        arrays.write_arrays(str(tmp_path / "written.safetensors"), {"w": np.zeros(2, np.float32)}, {})
 
 
 def test_older_state_survives_a_full_disk(tmp_path, monkeypatch):
