@@ -41,4 +41,4 @@ for _epoch in range(epochs):
     accumulator.flush()
 
 correct, total = evaluate(network, create_dataset(image_size=28, usage="test"))
-print(f"{accumulator.updates} updates, accuracy {correct / total:.1%}")
+print(f"{int(accumulator.updates)} updates, accuracy {correct / total:.1%}")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
-from mindspore import Tensor, nn
+from mindspore import Parameter, Tensor, nn
 
 from . import _check
 from .engine.collaborators import resolve
@@ -74,8 +74,8 @@ class Accumulator:
         compile (bool): whether a call outside your compiled step, in a plain loop, runs as a compiled graph of its own,
             which is faster. Default: ``True``.
 
-    The counters are numbers for the host. Inside the compiled step read the Parameters of `window` instead, such as
-    ``accumulator.window.updates``: a number would stay as it was when the step was compiled.
+    The counters `updates`, `skipped`, `micro_batches`, `updated` and `grad_norm` are Parameters, right on the host and
+    inside the compiled step. ``int()``, ``float()`` or ``bool()`` makes a number of them, which no longer changes.
 
     Inputs:
         - **grads** (tuple[Tensor]) - the gradients of one micro-batch, in the order of ``optimizer.parameters``.
@@ -112,11 +112,11 @@ class Accumulator:
         >>> for rows in (8, 8, 3):
         ...     x, y = Tensor(np.ones((rows, 4)), ms.float32), Tensor(np.zeros(rows), ms.int32)
         ...     loss = train_step(x, y)
-        ...     print(accumulator.updated, accumulator.micro_batches)
+        ...     print(bool(accumulator.updated), int(accumulator.micro_batches))
         False 1
         True 0
         False 1
-        >>> accumulator.flush(), accumulator.updates
+        >>> accumulator.flush(), int(accumulator.updates)
         (True, 2)
     """
 
@@ -218,7 +218,8 @@ class Accumulator:
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.settings.items())
-        return f"Accumulator({kind_of(self.optimizer)}, {shown}, updates={self.updates}, skipped={self.skipped})"
+        counts = f"updates={int(self.updates)}, skipped={int(self.skipped)}"
+        return f"Accumulator({kind_of(self.optimizer)}, {shown}, {counts})"
 
     def flush(self) -> bool:
         """End an open window early and update. Call it outside the compiled step, for example after an epoch.
@@ -241,7 +242,7 @@ class Accumulator:
         self.window.check_drift()
         if self.updated and not self._is_gradient_checked:  # inside a compiled step nothing can warn
             self._is_gradient_checked = True
-            warn_if_no_gradient(_OWNER, self.grad_norm)
+            warn_if_no_gradient(_OWNER, float(self.grad_norm))
         return updated
 
     def clear(self) -> None:
@@ -273,24 +274,24 @@ class Accumulator:
         return self.window.collaborators.clip_norm
 
     @property
-    def updated(self) -> bool:
-        """bool, whether the last call updated the parameters."""
-        return bool(self.window.updated.asnumpy())
+    def updated(self) -> Parameter:
+        """Parameter of bool, whether the last call updated the parameters."""
+        return self.window.updated
 
     @property
-    def micro_batches(self) -> int:
-        """int, the number of micro-batches in the open window."""
-        return int(self.window.micro_batches.asnumpy())
+    def micro_batches(self) -> Parameter:
+        """Parameter of int32, the number of micro-batches in the open window."""
+        return self.window.micro_batches
 
     @property
-    def updates(self) -> int:
-        """int, the number of updates so far."""
-        return int(self.window.updates.asnumpy())
+    def updates(self) -> Parameter:
+        """Parameter of int32, the number of updates so far."""
+        return self.window.updates
 
     @property
-    def skipped(self) -> int:
-        """int, the number of windows so far without an update: gradient not finite, or all weights 0."""
-        return int(self.window.skipped.asnumpy())
+    def skipped(self) -> Parameter:
+        """Parameter of int32, the number of windows so far without an update: gradient not finite, or all weights 0."""
+        return self.window.skipped
 
     @property
     def loss_scale(self) -> float:
@@ -308,9 +309,9 @@ class Accumulator:
         return self.window.collaborators.left_out
 
     @property
-    def grad_norm(self) -> float:
-        """float, the norm of the last window's gradient, before clipping."""
-        return float(self.window.grad_norm.asnumpy())
+    def grad_norm(self) -> Parameter:
+        """Parameter of float32, the norm of the last window's gradient, before clipping."""
+        return self.window.grad_norm
 
 
 class _Add(Compiled):

@@ -127,7 +127,7 @@ def functional(group, mini_steps):
         train_step(x, y)
     accumulator.flush()
     parameters = [array.tolist() for array in values(optimizer.parameters)]
-    return {"parameters": parameters, "digest": digest(optimizer.parameters), "updates": accumulator.updates}
+    return {"parameters": parameters, "digest": digest(optimizer.parameters), "updates": int(accumulator.updates)}
 
 
 def own_weights(group):

@@ -243,11 +243,11 @@ def looped(group, name, make=None, bad=None, epochs=2, **options):
         for (x,) in own_shard(group, name, bad):
             accumulator(grad_fn(x)[1], *([x.shape[0]] if weighs else []))
         flushed.append([accumulator.flush(), accumulator.flush()])
-        norms.append(accumulator.grad_norm)
+        norms.append(float(accumulator.grad_norm))
     return {
         "weights": network.w.asnumpy().tolist(),
         "average": ema.state["of.w"].asnumpy().tolist(),
-        "counts": [accumulator.updates, accumulator.skipped, accumulator.micro_batches, ema.updates],
+        "counts": [int(accumulator.updates), int(accumulator.skipped), int(accumulator.micro_batches), ema.updates],
         "step": int(optimizer.global_step.asnumpy()[0]) if hasattr(optimizer, "global_step") else None,
         "left out": accumulator.left_out,
         "scale": [accumulator.loss_scale, accumulator.overflows],
@@ -264,7 +264,7 @@ def resized(group, **options):
         accumulator.accumulate_step = 2
     for number in range(3):
         accumulator((Tensor([1.0, number], ms.float32),), 1.0)
-    return [error_of(accumulator.flush), accumulator.updates]
+    return [error_of(accumulator.flush), int(accumulator.updates)]
 
 
 def reductions(group, **options):
@@ -276,7 +276,7 @@ def reductions(group, **options):
     for _ in range(2 * N):
         accumulator((Tensor([1.0, 2.0], ms.float32),), 1.0)
     reduction._sum = kept
-    return [len(calls), accumulator.updates]
+    return [len(calls), int(accumulator.updates)]
 
 
 def ended_inside_epoch(group):
@@ -312,7 +312,7 @@ def uneven_and_resumed(group):
         stop = (lambda asked=asked: next(asked) >= 3) if stops and group.rank == 1 else None
         states = Checkpointer(FOLDER / "uneven", every=1, resume="auto", stop=stop)
         with contextlib.suppress(Stopped), ResumableLoop(states, network, accumulator) as loop:
-            seen.append([loop.epoch, loop.batches, accumulator.updates])
+            seen.append([loop.epoch, loop.batches, int(accumulator.updates)])
             for epoch in range(loop.epoch, 3):
                 for number, (x,) in enumerate(own_shard(group, "more windows"), 1):
                     if epoch > loop.epoch or number > loop.batches:
@@ -320,7 +320,7 @@ def uneven_and_resumed(group):
                         loop.after_micro_batch(epoch, number)
                 accumulator.flush()
                 loop.after_micro_batch(epoch + 1, 0)
-    return {"begun": seen, "weights": network.w.asnumpy().tolist(), "updates": accumulator.updates}
+    return {"begun": seen, "weights": network.w.asnumpy().tolist(), "updates": int(accumulator.updates)}
 
 
 class StopsOnRank1(Callback):

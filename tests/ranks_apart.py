@@ -76,7 +76,7 @@ def may_differ(group):
     optimizer.inner.moments[0].set_data(optimizer.inner.moments[0] + group.rank)
     parameter = Parameter(Tensor(np.full(3, group.rank), ms.float32), name="held")
     accumulator = Accumulator(optimizer, 2, network=network)
-    return [accumulator.updates, len(other.trainable_params()), int(parameter.asnumpy()[0])]
+    return [int(accumulator.updates), len(other.trainable_params()), int(parameter.asnumpy()[0])]
 
 
 def masks(group, seed=1):

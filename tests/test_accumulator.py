@@ -76,6 +76,13 @@ class Fed:
 # The mean, exact for uneven micro-batches
 
 
+@pytest.mark.parametrize("window", [1, 2])
+def test_window_of_weight_0_is_skipped(window):
+    fed = Fed(window, reduction="mean")
+    fed.feed_weighted(*[(5.0, 0.0)] * window, *[(3.0, 2.0)] * window)
+    assert [int(fed.accumulator.updates), int(fed.accumulator.skipped), fed.applied] == [1, 1, [[3.0]]]
+
+
 def test_weight_can_be_python_number():
     fed = Fed(2, reduction="mean")
     accumulator = fed.accumulator

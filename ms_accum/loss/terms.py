@@ -64,7 +64,7 @@ class Terms:
         >>> window = [(x[:5], y[:5]), (x[5:], y[5:])]
         >>> for columns, (factors, counts) in zip(window, terms.factors(window)):
         ...     loss = train_step(*columns, factors, counts)
-        >>> accumulator.updates
+        >>> int(accumulator.updates)
         1
     """
 

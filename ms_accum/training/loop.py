@@ -75,7 +75,7 @@ class ResumableLoop:
         ...                 loop.after_micro_batch(epoch, number)
         ...             accumulator.flush()
         ...             loop.after_micro_batch(epoch + 1, 0)
-        ...     return accumulator.updates
+        ...     return int(accumulator.updates)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     print(train(1, folder), train(2, folder))
         2 4

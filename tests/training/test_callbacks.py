@@ -332,6 +332,20 @@ def test_evaluation_covers_complete_data_set():
     assert metrics == {"mistakes": int((scores.argmax(1) != y).sum())}
 
 
+class LastEvaluation(Callback):
+    def on_eval_end(self, run_context):
+        self.loss = run_context.original_args().metrics["eval_loss"]
+
+
+def test_evaluation_weighs_as_training():
+    """And a batch that counts nothing, whose loss may be 0/0, is left out."""
+    model, last = slope_driver(weight=lambda x: x[0, 0], check="off"), LastEvaluation()
+    poison = (Tensor([[0.0], [np.nan]], ms.float32),)
+    valid = [micro_batch(1.0), poison, micro_batch(3.0)]
+    model.train_process(1, [micro_batch(1.0)], 1, valid_dataset=valid, callbacks=last, report=(), ckpt_path=None)
+    assert last.loss == pytest.approx(-(1 * 1.0 + 3 * 3.0) / (1 + 3))
+
+
 @pytest.mark.host
 def test_evaluation_follows_update_of_tail():
     """The last window of the epoch is shorter: its update must be in what is evaluated."""

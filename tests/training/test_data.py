@@ -43,6 +43,14 @@ def test_generator_is_not_read_before_training(shape):
     assert values([model._network.w])[0] == -2.5
 
 
+def test_position_of_other_ranks_is_at_the_same_row():
+    dataset = ds.NumpySlicesDataset(np.zeros((40, 1), np.float32), shuffle=False).batch(4)
+    two_ranks = batches.Position(batches=3, rows=12, size=4, total=5, ranks=2)
+    one_rank = batches.Data(dataset).convert(two_ranks)
+    assert (one_rank.batches, one_rank.rows, one_rank.ranks) == (6, 24, 1)
+    assert batches.Data(dataset, ranks=2).convert(one_rank).batches == 3
+
+
 def test_length_of_source_gives_planned_updates():
     class Source:
         def __len__(self):

@@ -33,7 +33,7 @@ def train(case: Case) -> Result:
             for _ in range(case.epochs):
                 run.epoch(pieces)
                 evaluated = weights(run.network) if evaluated is None else evaluated
-    result = Result(weights(run.network), run.accumulator.updates, evaluated=evaluated)
+    result = Result(weights(run.network), int(run.accumulator.updates), evaluated=evaluated)
     if run.average is not None:
         with run.average.applied():
             result.average = weights(run.network)
