@@ -198,11 +198,15 @@ def test_cleared_step_counts_from_the_beginning():
 
 
 def test_evaluation_sums_the_terms():
+    """With the coefficients of now: after one update twice those before."""
     network = terms.Net()
-    step = step_of(network)
+    growing = {name: lambda updates, at=value: at * (1 + updates) for name, value in terms.COEFFICIENTS.items()}
+    step = step_of(network, size=1, coefficients=growing)
+    step(*map(Tensor, DATA[1]))
     model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
     found = model.eval(GeneratorDataset(DATA[:1], ["x", "y"], shuffle=False), dataset_sink_mode=False)["loss"]
-    assert found == pytest.approx(terms.loss_of(terms.oracle(network, DATA[:1])[1]), rel=1e-5)
+    doubled = {name: 2 * value for name, value in terms.COEFFICIENTS.items()}
+    assert found == pytest.approx(terms.loss_of(terms.oracle(network, DATA[:1])[1], doubled), rel=1e-5)
 
 
 def test_what_a_step_cannot_do_is_rejected():
