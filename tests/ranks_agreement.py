@@ -189,7 +189,7 @@ def drifted(group):
             error = error or error_of(system.flush)
             if error:
                 break
-        return [error, system.updates]
+        return [error, int(system.updates)]
 
     def model(change):
         step = ranks_in_model.step_of(ranks.network_of())

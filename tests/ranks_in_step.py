@@ -219,7 +219,11 @@ def misused(group):
     for system in (model, accumulator):  # twice is once
         system.clear()
         system.clear()
-    return {"said": messages, "held": [model.micro_batches, accumulator.micro_batches], "flushed": accumulator.flush()}
+    return {
+        "said": messages,
+        "held": [model.micro_batches, int(accumulator.micro_batches)],
+        "flushed": accumulator.flush(),
+    }
 
 
 def sent(group):

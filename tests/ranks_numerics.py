@@ -71,7 +71,7 @@ def scaled_in_a_loop(group):
     """The same with an `Accumulator`, which does not get the losses."""
     scaler = amp.DynamicLossScaler(2.0**15, 2, 500)
     trained = Trained("accumulator", Half(), WINDOW, loss_scale=scaler).train(data_of(group.rank, large=2))
-    counts = [trained.updates, trained.system.skipped, trained.system.overflows]
+    counts = [trained.updates, int(trained.system.skipped), trained.system.overflows]
     return {"weights": trained.weights.tolist(), "counts": counts, "scale": float(scaler.scale_value.asnumpy())}
 
 

@@ -137,4 +137,4 @@ class Trained:
 
     @property
     def updates(self):
-        return self.cells_updates if self.way == "cells" else self.system.updates
+        return self.cells_updates if self.way == "cells" else int(self.system.updates)
