@@ -278,9 +278,9 @@ class OwnLoop:
 
     def result(self):
         own = self.accumulator
-        counts = {"skipped": own.skipped, "overflows": own.overflows, "left out": own.left_out}
-        more = {**counts, "norm": repr(own.grad_norm), "scale": own.loss_scale}
-        return result_of(self.network, self.optimizer, own.updates, self.losses, **more)
+        counts = {"skipped": int(own.skipped), "overflows": own.overflows, "left out": own.left_out}
+        more = {**counts, "norm": repr(float(own.grad_norm)), "scale": own.loss_scale}
+        return result_of(self.network, self.optimizer, int(own.updates), self.losses, **more)
 
 
 def accumulator(accumulate_step=4, *, data=None, **options):
