@@ -176,11 +176,10 @@ class AccumulatedTrainStep(Compiled):
         self.may_be_empty = self._objective.weight.may_be_zero
         self.raises = collaborators.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
+        self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer))
         name = unique_name("train_step")
         self.window = GraphWindow(name, collaborators, sizes, _SIZE)
         """GraphWindow, the open window."""
-        weighs_loss = self.window.sums.weighs_loss
-        self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer), weighs_loss)
         self.mean = collaborators.weighted
         self.summing = self._objective.summing
         # The sums of losses, of weights, and of weights with those of micro-batches that were left out. These are in
@@ -223,7 +222,7 @@ class AccumulatedTrainStep(Compiled):
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
         window = self.window
         call(window.outside, ())
-        loss, grads = call(self.loss_and_gradients, columns, weight=weight)
+        loss, grads = call(self.loss_and_gradients, columns, weight=weight if window.sums.weighs_loss else None)
         loss = ops.cast(loss, ms.float32)
         term, counted = loss if self.summing else loss * weight, weight
         kept_factor = None

@@ -320,6 +320,14 @@ def test_weights_do_not_enter_a_float16_backward(rows, float16):
     assert (model.updates, network.w.asnumpy().tolist()) == (1, [-network.small, -network.large])
 
 
+def test_weights_may_overflow_in_a_network_that_casts_by_itself():
+    """Not marked, and without a loss scale: then weights multiply the loss where there are no operators of our own."""
+    network = InHalf()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), check="off")
+    run(model, [micro_batch(network.small, network.large, rows=1024)] * 2, 2)
+    assert (model.updates, model.skipped, network.w.asnumpy().tolist()) == (0, 1, [0.0, 0.0])
+
+
 def test_overflow_in_parameter_dtype_skips_window():
     network = Slope(dtype=ms.float16)
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")

@@ -128,7 +128,7 @@ class TrainForwardBackward(Compiled):
     def _set_up(self, window: Window, network: nn.Cell, sens: float) -> None:
         self.contains(network)
         self.window = window
-        self.loss_and_gradients = Forward(network, window.collaborators, sens, window.weighs_loss)
+        self.loss_and_gradients = Forward(network, window.collaborators, sens)
         self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
@@ -138,7 +138,7 @@ class TrainForwardBackward(Compiled):
         counted = None
         if window.weight_sum:
             counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
-        loss, grads = call(self.loss_and_gradients, inputs, weight=counted)
+        loss, grads = call(self.loss_and_gradients, inputs, weight=counted if window.weighs_loss else None)
         kept_factor = None
         if window.skips is not None:
             weight = Tensor(1.0, ms.float32) if counted is None else counted

@@ -24,11 +24,9 @@ class Forward(nn.Cell):
         network (Cell): returns the loss.
         collaborators (Collaborators): has the optimizer, whose parameters are differentiated, and the loss scale.
         sens (float): another constant scale.
-        weighs (bool): whether the loss is also multiplied by the weight. Default: ``False``, the window multiplies the
-            gradients.
     """
 
-    def __init__(self, network: nn.Cell, collaborators: Collaborators, sens: float, weighs: bool = False):
+    def __init__(self, network: nn.Cell, collaborators: Collaborators, sens: float):
         super().__init__(auto_prefix=False)
         self.owner = collaborators.owner
         self.network = network
@@ -36,7 +34,6 @@ class Forward(nn.Cell):
         self.has_terms = isinstance(network, WeighedTerms)
         """bool, whether the loss that is returned is a vector of the loss and its terms."""
         self.sens = sens * collaborators.scale
-        self.weighs = weighs
         self.changing = untracked(collaborators.changing_scale)
         self.parameters = collaborators.parameters
         tables = collaborators.tables
@@ -55,7 +52,7 @@ class Forward(nn.Cell):
         if self.rejects_rows is not None:
             self.rejects_rows()
         scale = self.sens * self.changing[0] if self.changing else self.sens
-        if self.weighs:
+        if weight is not None:
             scale = scale * weight
         (_, loss), grads = call(self.differentiate, (scale, *inputs))
         grads = tree.dense(grads, self.parameters)
