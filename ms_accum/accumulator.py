@@ -150,7 +150,6 @@ class Accumulator:
             ema=ema,
             compiles=check_compile(_OWNER, compile),
             in_graph=True,
-            has_loss=False,
         )
         tune(_OWNER, (optimizer if network is None else network).get_parameters())
         if collaborators.group is not None:

@@ -147,6 +147,7 @@ class GradientAccumulation:
             optimizer,
             objective.forward,
             weighted=objective.weight.weighs,
+            weighs_loss=True,
             clip_norm=clip_norm,
             group=group,
             sync_every_micro_batch=sync_every_micro_batch,

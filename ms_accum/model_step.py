@@ -154,6 +154,7 @@ class AccumulatedTrainStep(Compiled):
             optimizer,
             forward,
             weighted=self._objective.weight.weighs,
+            weighs_loss=True,
             clip_norm=clip_norm,
             group=group,
             sync_every_micro_batch=sync_every_micro_batch,

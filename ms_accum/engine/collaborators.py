@@ -55,7 +55,7 @@ class Collaborators:
     ema: Ema | None
     """The average of the weights."""
     may_weigh_loss: bool
-    """Whether the loss is at hand, and MindSpore marks no part of the network as float16."""
+    """Whether the class allows it, and MindSpore marks no part of the network as float16."""
     tables: tuple[Parameter, ...]
     """The trained parameters whose gradients are sparse, if the network is known."""
 
@@ -165,7 +165,7 @@ def resolve(
     ema: Ema | None = None,
     compiles: bool,
     in_graph: bool = False,
-    has_loss: bool = True,
+    weighs_loss: bool = False,
     accumulators: Sequence[Parameter] = (),
 ) -> Collaborators:
     """Check the arguments of a public class, and return what its window works with.
@@ -178,7 +178,7 @@ def resolve(
         clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema: as for `GradientAccumulation`.
         compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
-        has_loss (bool): whether this class gets the loss, not only gradients. Default: ``True``.
+        weighs_loss (bool): whether a weight may multiply the loss instead of the gradients. Default: ``False``.
         accumulators (Sequence[Parameter]): the accumulators, if the user made them. Default: none.
     """
     check_optimizer(owner, optimizer, compiles)
@@ -211,7 +211,7 @@ def resolve(
         skips=skips,
         policy=policy,
         ema=ema,
-        may_weigh_loss=has_loss and network is not None and not has_half(network),
+        may_weigh_loss=weighs_loss and network is not None and not has_half(network),
         tables=() if network is None else _trained_tables(network, optimizer),
     )
 
