@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
@@ -13,6 +13,7 @@ from .engine.collaborators import resolve
 from .engine.ema import Ema
 from .engine.ends import sizes_of
 from .engine.graph_window import GraphWindow
+from .engine.stages import Stage
 from .layers.batch_norm import warn_about_batch_norm
 from .loss.known_losses import REDUCTIONS
 from .network import tree
@@ -71,6 +72,7 @@ class Accumulator:
 
     Args: Other
         ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
+        stages (Sequence[Callable]): as for `GradientAccumulation`. Default: ``()``.
         compile (bool): whether a call outside your compiled step, in a plain loop, runs as a compiled graph of its own,
             which is faster. Default: ``True``.
 
@@ -133,6 +135,7 @@ class Accumulator:
         loss_scale: float | LossScaler | LossScaleManager | None = None,
         nonfinite: str = "skip_window",
         ema: Ema | None = None,
+        stages: Sequence[Stage] = (),
         compile: bool = True,
     ):
         sizes = sizes_of(*_SIZE, accumulate_step)
@@ -148,6 +151,7 @@ class Accumulator:
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
+            stages=stages,
             compiles=check_compile(_OWNER, compile),
             in_graph=True,
         )

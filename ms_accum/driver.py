@@ -14,6 +14,7 @@ from .engine.ema import Ema, check_not_applied
 from .engine.ends import TAILS, planned, sizes_of, warn_if_never_full, window_ends
 from .engine.forward import check_network
 from .engine.nonfinite import SKIP_MICRO
+from .engine.stages import Stage
 from .network.compiled import check_compile
 from .network.optimizers import check_scheduler, kind_of, warn_if_rate_vanishes
 from .network.runtime import tune
@@ -89,6 +90,10 @@ class GradientAccumulation:
 
     Args: Other
         ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
+        stages (Sequence[Callable]): functions and objects of yours at the end of a window, called as
+            ``stage(gradients, norm)`` with its gradient as the optimizer would get it, after clipping, and the norm
+            before; each returns gradients, or ``(gradients, keep)``, where a false `keep` skips the window. Default:
+            ``()``.
         compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
             several times faster. ``False`` runs them there operator by operator, for debugging. Default: ``True``.
 
@@ -129,6 +134,7 @@ class GradientAccumulation:
         loss_scale: float | LossScaler | LossScaleManager | None = None,
         nonfinite: str = "skip_window",
         ema: Ema | None = None,
+        stages: Sequence[Stage] = (),
         compile: bool = True,
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
@@ -154,6 +160,7 @@ class GradientAccumulation:
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
+            stages=stages,
             compiles=compiles,
         )
         check_scheduler(_OWNER, scheduler, optimizer)
@@ -314,7 +321,7 @@ class GradientAccumulation:
             return False
         check_not_applied("flush", self.ema)
         ended = self._window.end(NO_REQUESTS)
-        if self._window.raises and is_not_finite(ended.updated, ended.overflow, ended.samples):
+        if self._window.raises and is_not_finite(ended.grad_norm, ended.overflow, ended.samples):
             raise_not_finite("the open window")
         return ended.updated
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
@@ -20,6 +20,7 @@ from .engine.forward import Forward, check_network
 from .engine.graph_window import GraphWindow
 from .engine.loss_scale import own_scale
 from .engine.nonfinite import RAISE, SKIP_MICRO, SKIP_WINDOW
+from .engine.stages import Stage
 from .loss.known_losses import runnable
 from .loss.objective import Objective
 from .loss.terms import Terms, terms_of, weighed
@@ -85,6 +86,7 @@ class AccumulatedTrainStep(Compiled):
     Args: Other
         ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates,
             and `eval_network` in all evaluations. Default: ``None``.
+        stages (Sequence[Callable]): as for `GradientAccumulation`. Default: ``()``.
         compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
             several times faster. ``False`` runs them there operator by operator, for debugging. Default: ``True``.
 
@@ -134,6 +136,7 @@ class AccumulatedTrainStep(Compiled):
         loss_scale: float | LossScaler | LossScaleManager | None = None,
         nonfinite: str = SKIP_WINDOW,
         ema: Ema | None = None,
+        stages: Sequence[Stage] = (),
         compile: bool = True,
     ):
         super().__init__(_OWNER, check_compile(_OWNER, compile))
@@ -161,6 +164,7 @@ class AccumulatedTrainStep(Compiled):
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
+            stages=stages,
             compiles=self.compiles,
         )
         tune(_OWNER, forward.get_parameters())
@@ -338,7 +342,8 @@ class AccumulatedTrainStep(Compiled):
     @property
     def counts(self) -> tuple[int, int]:
         """tuple[int], the updates, and the windows skipped as non-finite, without those that overflowed."""
-        return self.updates, self.skipped - self.overflows - int(self.empty[0].asnumpy())
+        others = self.overflows + int(self.empty[0].asnumpy()) + self.window.collaborators.skipped_by_stages
+        return self.updates, self.skipped - others
 
     @property
     def updated(self) -> bool:

@@ -81,7 +81,9 @@ FAULTS = {
         "test_driver.py",
     ),
     # The gradient of a window
-    "no division": Fault("engine/boundary.py", "divisor = weight_sum\n        if", "divisor = None\n        if", ANY),
+    "no division": Fault(
+        "engine/boundary.py", 'end["divisor"] = end["weight_sum"]\n', 'end["divisor"] = Tensor(1.0, ms.float32)\n', ANY
+    ),
     "the last weight divides": Fault(
         "engine/window.py",
         "ops.assign_add(self.weight_sum[0], ops.cast",
@@ -97,25 +99,30 @@ FAULTS = {
     "rows count alike": Fault(
         "loss/objective.py", "return amount_of(self._owner, self._weight, micro_batch)", "return 1.0", ANY
     ),
-    "a window of one with weight 0 updates": Fault("engine/boundary.py", "norm = norm * (only / only)", "pass", ANY),
-    "clipping to the half": Fault("engine/boundary.py", "norm / self.clip_norm", "2 * norm / self.clip_norm", ANY),
-    "clipping of the sum": Fault("engine/boundary.py", "norm = norm / weight_sum\n", "norm = norm * 1.0\n", ANY),
-    "clipping lengthens": Fault("engine/boundary.py", "ops.maximum(norm / self", "ops.minimum(norm / self", ANY),
+    "a window of one with weight 0 updates": Fault(
+        "engine/boundary.py", 'norm = norm * (end["count"] / end["count"])', "pass", ANY
+    ),
+    "clipping to the half": Fault("engine/boundary.py", 'end["norm"] / self.norm', '2 * end["norm"] / self.norm', ANY),
+    "clipping of the sum": Fault("engine/boundary.py", 'norm = norm / end["divisor"]\n', "norm = norm * 1.0\n", ANY),
+    "clipping lengthens": Fault(
+        "engine/boundary.py", 'ops.maximum(end["norm"] / self', 'ops.minimum(end["norm"] / self', ANY
+    ),
     "unscaled twice": Fault(
         "engine/boundary.py",
-        "divisor = scale if divisor is None else scale * divisor",
-        "divisor = scale if divisor is None else scale * scale * divisor",
+        'end["divisor"] = scale if divisor',
+        'scale = scale * scale\n        end["divisor"] = scale if divisor',
         ANY,
     ),
-    "the norm is scaled": Fault("engine/boundary.py", "/ (self.constant if self.dynamic is None else scale)", "", ANY),
+    "not unscaled": Fault("engine/boundary.py", "if collaborators.scales else []", "if False else []", ANY),
+    "the norm is scaled by the optimizer's scale": Fault("engine/boundary.py", " / self.own_scale", "", "engine"),
     "nothing is skipped": Fault(
         "engine/boundary.py",
-        "finite = ops.isfinite(norm)\n",
-        "finite = norm == norm + 0 * norm\n        finite = ops.logical_or(finite, ops.logical_not(finite))\n",
+        "keep = ops.isfinite(norm)\n",
+        "keep = ops.isfinite(norm - norm + 1.0) == ops.isfinite(norm)\n",
         ANY,
     ),
     "NaN in float16 parameters updates": Fault(
-        "engine/boundary.py", "if self.narrow:", "if False:", "engine test_driver.py"
+        "engine/boundary.py", "if users or narrow else", "if users else", "engine test_driver.py"
     ),
     "no clear by MindSpore's kernels": Fault(
         "network/tree.py",
@@ -419,14 +426,44 @@ FAULTS = {
     "a native gradient that is written before it is read": Fault(
         "native.cc", "if (valid_ && !empties_) CopyShared(count);", "", "test_native.py"
     ),
-    # Ranks
-    "the weight of a rank is lost": Fault(
-        "engine/boundary.py", "weights = None if weight_sum is None else extra[0]", "weights = weight_sum", RANKS
-    ),
-    "losses are not summed over the ranks": Fault(
+    # The stages of a user's
+    "a stage gets gradients that are not clipped": Fault(
         "engine/boundary.py",
-        "return grad_sum, weights, extra[1], counts,",
-        "return grad_sum, weights, figures, counts,",
+        "stages += [Multiply(in_place)] if native is None or users else []\n        stages += users\n",
+        "stages += users\n        stages += [Multiply(in_place)] if native is None or users else []\n",
+        ANY,
+    ),
+    "a stage is not asked": Fault("engine/boundary.py", "        stages += users\n", "", ANY),
+    "gradients are divided again after a stage": Fault(
+        "engine/update.py", 'end["divisor"] = Tensor(1.0, ms.float32)', "pass", ANY
+    ),
+    "what a stage skips updates": Fault(
+        "engine/stages.py", "gradients, keep = self._changed(", "gradients, _ = self._changed(", ANY
+    ),
+    "a stage sees NaN": Fault(
+        "engine/stages.py", "if ops.depend(keep, self.touched):", "if True:", "engine/test_stages.py"
+    ),
+    "gradients that a stage spoiled update": Fault(
+        "engine/boundary.py", "if users or narrow else", "if narrow else", "engine/test_stages.py"
+    ),
+    "what a stage remembers is not saved": Fault(
+        "engine/collaborators.py", "parameters |= stage.state", "pass", "engine/test_stages.py"
+    ),
+    "a stage that skips lowers the scale": Fault(
+        "engine/loss_scale.py", 'ops.logical_not(ops.isfinite(end["norm"]))', 'ops.logical_not(end["keep"])', ANY
+    ),
+    "a stage that skips ends the run": Fault(
+        "training/record.py", "not (math.isfinite(grad_norm) or overflow)", "not overflow", ANY
+    ),
+    "a stage that skips is not finite for Model": Fault(
+        "model_step.py", " + self.window.collaborators.skipped_by_stages", "", ANY
+    ),
+    # Ranks
+    "the weight of a rank is lost": Fault("ranks/reduction.py", 'end["weight_sum"] = others[0]', "pass", RANKS),
+    "losses are not summed over the ranks": Fault(
+        "ranks/reduction.py",
+        'end["figures"] = others[1]\n',
+        'end["figures"] = zero if figures is None else figures\n',
         RANKS,
     ),
     "gradients in pieces lose the last one": Fault(
@@ -498,7 +535,7 @@ FAULTS = {
     ),
     # Planted by a reviewer who had not seen the tests
     "empty window lowers the dynamic scale": Fault(
-        "engine/boundary.py",
+        "engine/loss_scale.py",
         "loss = (weight if loss is None else loss) / weight",
         "loss = weight if loss is None else loss",
         "engine/test_loss_scale.py test_any_window.py",

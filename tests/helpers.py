@@ -13,7 +13,7 @@ from mindspore.train import Callback
 import ms_accum.engine.ends
 import ms_accum.engine.graph_window
 from ms_accum import GradientAccumulation
-from ms_accum.engine.boundary import Boundary
+from ms_accum.engine.boundary import Divide
 from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.network import tree
 from ms_accum.network.kernels import NativeKernels
@@ -126,8 +126,13 @@ def joined(micro_batches):
     return tuple(Tensor(np.concatenate([column.asnumpy() for column in columns])) for columns in zip(*micro_batches))
 
 
-def _no_division(self, weight_sum, norm, scale):
-    return None
+def has_stage(kind, boundary):
+    """Return whether the end of a window has a stage of this class."""
+    return any(isinstance(stage, kind) for stage in boundary.stages)
+
+
+def _no_division(self, end):
+    return end
 
 
 def _no_clear(total, finite=False):
@@ -153,7 +158,7 @@ def _one_late(micro_batches, window):
 
 # Faults planted to test the checks: (module, name, replacement).
 MUTATIONS = {
-    "no division": [(Boundary, "_divisor", _no_division)],
+    "no division": [(Divide, "__call__", _no_division)],
     "no clear": [
         *in_both("clear", _no_clear),
         (NativeUpdate, "__init__", never_emptied),

@@ -87,6 +87,7 @@ class Program:
             optimizer=one_of(*OPTIMIZERS),
             rates=one_of(0.05, tuple(0.1 * 0.95 ** (at % 20) for at in range(PLENTY))),
             ranks=ranks,
+            stages=one_of((), ("bound",), (), ("spikes",), ("spikes", "bound")),
         )
 
     def __repr__(self):
@@ -131,6 +132,7 @@ class Program:
         draws, settings = self.draws, self.settings
         rows = 4 if self.even else draws.integer(3, 9) if settings.splits else draws.one_of(1, 2, 3, 8, 16)
         x = np.random.RandomState(draws.integer(0, 1000)).randint(-8, 9, (rows, 2)) / 4.0
+        x += 0.003  # or a gradient can be 0 in all elements, which is warned of
         z, weight = np.ones((rows, 1)), draws.one_of(1.0, 0.0, 0.5, 3.0, 8.0)
         return tuple(column.astype(np.float32) for column in (x, z, np.full(rows, weight)))
 

@@ -22,6 +22,8 @@ GROWS_AFTER = 3
 IN_A_ROW = 10
 SHIFT = 0.25
 """float, what a user adds to the weights between two calls."""
+BOUND = 0.75
+"""float, to which a stage of the user's clips."""
 SECOND = 0.5
 """float, the coefficient of the second term."""
 # Adam divides by the root of a moment, which for a gradient near 0 would enlarge what float32 rounds.
@@ -53,6 +55,8 @@ class Settings(NamedTuple):
     rates: Any
     """A learning rate, or one for each update."""
     ranks: int = 1
+    stages: tuple = ()
+    """Of "bound" (clip by value) and "spikes" (skip a norm above twice the average norm), in order."""
 
     def size_after(self, updates):
         """Return the size of the window after this number of updates."""
@@ -109,6 +113,7 @@ class Simulator:
         self.w, self.optimizer_state = np.zeros(2), {}
         self.updates = self.skipped = self.left_out = self.overflows = self.in_a_row = self.good = 0
         self.average, self.averaged = np.zeros(2), 0
+        self.average_norm = 0.0
         self.scale = {None: 1.0, "dynamic": HUGE}.get(settings.scale, settings.scale)
         self.records: list[Record] = []
         self.losses: list[float] = []
@@ -198,14 +203,15 @@ class Simulator:
             mean = mean + SECOND * self._second_term()[0] if self.has_terms else mean
         rates = self.settings.rates
         lr = rates if np.isscalar(rates) else rates[self.updates]
-        norm = float("nan") if gradient is None else float(np.sqrt(np.sum(gradient**2)))
-        if gradient is None:
-            self.skipped += 1
-        else:
+        norm, updated = float("nan") if gradient is None else float(np.sqrt(np.sum(gradient**2))), False
+        if gradient is not None:
             if self.settings.clip is not None:
                 gradient = gradient * min(1.0, self.settings.clip / norm)
+            gradient, updated = self._changed(gradient, norm)
+        if updated:
             self._update(gradient, lr)
-        overflow = self._rescale(gradient is not None, total / weights if weights else float("nan"))
+        self.skipped += not updated
+        overflow = self._rescale(gradient is not None, updated, total / weights if weights else float("nan"))
         bad = tuple(
             number - len(self.open) + at
             for at, each in enumerate(self.open, 1)
@@ -213,8 +219,19 @@ class Simulator:
         )
         samples = sum(each.rows for each in self.open if each.weight)
         self.clear()
-        self.records.append(Record(mean, samples, norm, lr, gradient is None, overflow, bad))
+        self.records.append(Record(mean, samples, norm, lr, not updated, overflow, bad))
         return self.records[-1]
+
+    def _changed(self, gradient, norm):
+        """Do what the user's stages do; return the gradient, and whether to update with it."""
+        for stage in self.settings.stages:
+            if stage == "bound":
+                gradient = np.clip(gradient, -BOUND, BOUND)
+            elif self.average_norm and norm > 2 * self.average_norm:
+                return gradient, False
+            else:
+                self.average_norm = 0.9 * self.average_norm + 0.1 * norm if self.average_norm else norm
+        return gradient, True
 
     def _update(self, gradient, lr):
         self.updates += 1
@@ -227,14 +244,14 @@ class Simulator:
                 decay = min(decay, (self.averaged - 1) / self.averaged)
             self.average = decay * self.average + (1 - decay) * self.w
 
-    def _rescale(self, updated, loss):
+    def _rescale(self, finite, updated, loss):
         """Change the dynamic scale, and return whether the window overflowed."""
         if self.settings.scale != "dynamic":
             return False
         blind = self.settings.way in ("accumulator", "loop")  # they get no loss
         lost = [each for each in self.open if each.left_out and (blind or np.isfinite(each.loss))]
         # Without a weight there is no gradient, which is no overflow. Nor is NaN in the data, where the loss is known.
-        skipped = not updated and bool(self.kept) and (blind or np.isfinite(loss))
+        skipped = not finite and bool(self.kept) and (blind or np.isfinite(loss))
         overflow = bool((skipped or lost) and self.scale > 1)
         if overflow:
             self.overflows += 1
@@ -247,7 +264,7 @@ class Simulator:
 
     def count(self, record):
         """Do what the driver and `FlushTail` do after a window: too many that are skipped end the run."""
-        if not record.samples or record.overflow:
+        if not record.samples or record.overflow or (record.skipped and np.isfinite(record.norm)):
             return
         self.in_a_row = self.in_a_row + 1 if record.skipped else 0
         if self.settings.policy == "raise" and record.skipped:
@@ -282,7 +299,7 @@ class Simulator:
         record = self.end()
         self.records.pop()  # callbacks do not get it
         if self.settings.way == "driver" and self.settings.policy == "raise" and record.samples:
-            if record.skipped and not record.overflow:
+            if not np.isfinite(record.norm) and not record.overflow:
                 raise Fails(FloatingPointError)
         return not record.skipped
 

@@ -26,7 +26,7 @@ from ms_accum import (
 from ms_accum.network.state import state, unique_name, zeros_like
 from reference import miss
 from runs import stop_after
-from simulator import FACTOR, GROWS_AFTER, HUGE, SECOND, SHIFT, STATES, Fails, Simulator
+from simulator import BOUND, FACTOR, GROWS_AFTER, HUGE, SECOND, SHIFT, STATES, Fails, Simulator
 
 WEIGHTS_OF_TERMS = {"distance": "rows", "slope": lambda x, z, c: float(c.asnumpy()[0])}
 MOMENTS = {"SGD": (), "Momentum": ("moments",), "Adam": ("moment1", "moment2")}
@@ -49,6 +49,25 @@ class Distance(nn.Cell):
 def column_weight(x, z, c):
     """A weight, on the host and in a graph."""
     return c[0]
+
+
+def bound(gradients, norm):
+    return [ops.clip_by_value(gradient, -BOUND, BOUND) for gradient in gradients]
+
+
+@ms.jit_class
+class Spikes:
+    """Skips windows whose norm is more than twice the average; see simulator.py."""
+
+    def __init__(self):
+        self.average = Parameter(Tensor(0.0, ms.float32))
+
+    def __call__(self, gradients, norm):
+        is_first = self.average == 0
+        keep = ops.logical_or(is_first, norm <= 2 * self.average)
+        average = ops.where(is_first, norm, 0.9 * self.average + 0.1 * norm)
+        ops.assign(self.average, ops.where(keep, average, self.average))
+        return gradients, keep
 
 
 class System:
@@ -87,6 +106,9 @@ class System:
             "nonfinite": settings.policy,
             **self.ranks,
         }
+        self.spikes = Spikes()
+        self.stages = [bound if name == "bound" else self.spikes for name in settings.stages]
+        self.options["stages"] = self.stages
         self.weight = {"rows": None, "column": column_weight}.get(settings.weight, settings.weight)
         of_terms = {"weight": WEIGHTS_OF_TERMS, "coefficients": {"slope": SECOND}}
         weight = of_terms if settings.weight == "terms" else {"weight": self.weight}
@@ -133,7 +155,7 @@ class System:
         shared = {"weight_sum": weight_sum, "nonfinite": self.settings.policy}
         ranks = {**self.ranks, "loss_scale": self.scaler}
         self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared, **ranks)
-        options = {"clip_norm": self.settings.clip, "ema": self.ema, **ranks}
+        options = {"clip_norm": self.settings.clip, "ema": self.ema, "stages": self.stages, **ranks}
         self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
         self.empty = TrainClear(grad_sum, **shared)
         self.system, self.counts, self.window_losses = None, [0, 0], []
@@ -262,7 +284,7 @@ class System:
     def arrays(self):
         average = [] if self.ema is None else [self.ema.state["of.w"].asnumpy()]
         moments = [getattr(self.optimizer, name)[0].asnumpy() for name in MOMENTS[self.settings.optimizer]]
-        return [self.network.w.asnumpy(), *moments, *average]
+        return [self.network.w.asnumpy(), *moments, self.spikes.average.asnumpy(), *average]
 
 
 # Comparisons
@@ -286,7 +308,12 @@ def check_numbers(simulator, system):
 
 def check_arrays(simulator, system):
     kept = [simulator.optimizer_state.get(name, np.zeros(2)) for name in STATES[system.settings.optimizer]]
-    expected = [simulator.w, *kept, *([] if system.ema is None else [simulator.average])]
+    expected = [
+        simulator.w,
+        *kept,
+        np.array(simulator.average_norm),
+        *([] if system.ema is None else [simulator.average]),
+    ]
     assert miss(system.arrays, expected, 1e-4, 1e-5) <= 1
     if system.ema is not None:
         assert system.ema.updates == simulator.averaged

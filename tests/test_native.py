@@ -17,9 +17,10 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim as experimental
 
 from conftest import CORES
-from helpers import batches, cross_entropy, run
+from helpers import batches, cross_entropy, has_stage, run
 from ms_accum import Accumulator, GradientAccumulation, ZeroOptimizer, native
 from ms_accum.engine.collaborators import resolve
+from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.network.kernels import kernels
 from reference import miss
 from ways import Trained
@@ -287,7 +288,7 @@ def trained(make, use_native, monkeypatch, *, steps=4, data=None, **options):
     optimizer = make(network.trainable_params())
     model = GradientAccumulation(network, cross_entropy(), optimizer, check="off", **options)
     run(model, data or batches(rng, [8] * (2 * steps)), 2)
-    assert (model._window._runner._window.boundary.native is not None) == (use_native == "1")
+    assert has_stage(NativeUpdate, model._window._runner._window.boundary) == (use_native == "1")
     return model, {parameter.name: parameter.asnumpy() for parameter in optimizer.get_parameters()}
 
 
@@ -373,8 +374,8 @@ def test_other_optimizers_are_left_to_mindspore(name, monkeypatch):
     network = Layers()
     model = GradientAccumulation(network, cross_entropy(), LEFT_TO_MINDSPORE[name](network.trainable_params()))
     model._window.open(2)
-    boundary = model._window._runner._window.boundary
-    assert boundary.native is None and boundary.measures.library is not None
+    window = model._window._runner._window
+    assert not has_stage(NativeUpdate, window.boundary) and window.kernels.library is not None
 
 
 def test_compile_false_is_left_to_mindspore():

@@ -7,7 +7,8 @@ from ms_accum.training.callbacks import Callbacks, Facts
 
 
 def record(update=1, *, epoch=1, loss=0.5, skipped=False, **others):
-    values = {"step": update, "lr": 0.25, "grad_norm": 1.5, "samples": 128, "seconds": 0.125, **others}
+    norm = float("nan") if skipped else 1.5
+    values = {"step": update, "lr": 0.25, "grad_norm": norm, "samples": 128, "seconds": 0.125, **others}
     return UpdateRecord(epoch=epoch, update=update, loss=loss, skipped=skipped, **values)
 
 

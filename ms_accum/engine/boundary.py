@@ -3,31 +3,55 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
-from ..network import tree
-from ..network.calls import call
-from ..network.compiled import Compiled
-from ..network.optimizers import runs_compiled
+from ..ranks.reduction import SumOverRanks
 from .collaborators import Collaborators
 from .loss_scale import own_scale
 from .native_update import native_update
+from .nonfinite import LeftOut
+from .update import Cast, Finite, Multiply, Update
+
+
+class End(TypedDict):
+    """What is known of a window when it ends. Each stage gets it, and returns it changed.
+
+    A dict, because a graph takes a NamedTuple for something to interpret; and so it takes a dict in which None is set.
+    """
+
+    gradients: Any
+    """The sums of the gradients, until they are multiplied by 1 / `divisor`."""
+    weight_sum: Any
+    """What the sums are divided by; or None, if nothing divides them, as with those that follow."""
+    count: Any
+    """Without a `weight_sum`: what must not be 0, or the mean is 0/0. It cancels out."""
+    figures: Any
+    """More numbers, to sum over the ranks."""
+    loss: Any
+    """The sum of the losses, if it is known: the first of the figures."""
+    notes: Any
+    """With several ranks: more numbers to sum, first that of the micro-batches."""
+    counts: Any
+    """The micro-batches that were not left out, and those left out although their loss was finite."""
+    divisor: Any
+    """What divides, unscales and clips the gradients, but for the scale by which the optimizer divides: a scalar, so
+    that gradients are read once for the norm and once for the update."""
+    norm: Any
+    """The norm of the gradient, before clipping."""
+    keep: Any
+    """Whether the optimizer is called."""
 
 
 @ms.jit_class
 class Boundary:
-    """The end of a window. The order of its steps is defined only here:
+    """The end of a window: a tuple of stages, whose order is defined only here. What is absent is not in it.
 
-    sum over the ranks → divide by the weights → unscale → all finite? → clip by the global norm → optimizer, or skip →
-    change the loss scale → the average of the weights.
-
-    A gradient that is not finite on one rank makes the sum not finite, so all ranks skip. Factors are scalars until the
-    end, so gradients are read once for the norm and once for the update. The caller clears the accumulators, unless it
-    `empties` them. An optimizer with a `loss_scale` divides by it itself; norm and clipping apply to the gradient after
-    that.
+    A gradient that is not finite on one rank makes the sum not finite, so all ranks skip. The caller clears the
+    accumulators, unless it `empties` them. An optimizer with a `loss_scale` divides by it itself; norm and clipping
+    apply to the gradient after that.
 
     Args:
         collaborators (Collaborators): what the window works with.
@@ -44,29 +68,35 @@ class Boundary:
         may_empty: bool = False,
         touched: Sequence[Parameter] = (),
     ):
-        optimizer = collaborators.optimizer
-        self.optimizer = optimizer
-        outside = not collaborators.compiles and runs_compiled(optimizer)
-        self.update_outside = _UpdateOutside(collaborators.owner, optimizer) if outside else None
-        self.parameters = collaborators.parameters
-        self.clip_norm = collaborators.clip_norm
-        self.scale = collaborators.scale
-        self.constant = collaborators.scale * own_scale(optimizer)
-        self.dynamic = collaborators.dynamic
-        # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
-        self.skips = collaborators.skips if accumulated else None
-        self.sums = collaborators.summing.at_the_end
-        in_place = accumulated and (self.sums is None or self.sums.in_place)
-        self.multiply = tree.multiply_in_place if in_place else tree.multiply
-        self.measures = collaborators.kernels if self.sums is None else self.sums
-        self.narrow = any(parameter.dtype != ms.float32 for parameter in self.parameters)
-        self.native = native_update(collaborators, empties=in_place and may_empty)
-        self.empties = self.native is not None and self.native.empties
-        """bool, whether the accumulators are zero after it."""
-        self.ema = collaborators.ema if self.native is None else None
+        optimizer, sums = collaborators.optimizer, collaborators.summing.at_the_end
         rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
         used = (*optimizer.get_parameters(), *rates, *collaborators.changed, *touched)
         self.touched = tuple({id(parameter): parameter for parameter in used}.values())
+        # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
+        self.skips = collaborators.skips if accumulated else None
+        in_place = accumulated and (sums is None or sums.in_place)
+        users, dynamic, ema = collaborators.stages, collaborators.dynamic, collaborators.ema
+        native = native_update(collaborators, empties=in_place and may_empty and not users)
+        measures = collaborators.kernels if sums is None else sums
+        narrow = any(parameter.dtype != ms.float32 for parameter in collaborators.parameters)
+
+        stages: list[Any] = []
+        stages += [] if sums is None else [SumOverRanks(sums)]
+        stages += [] if self.skips is None else [LeftOut(self.skips, on_ranks=sums is not None)]
+        stages += [Divide()]
+        stages += [Unscale(collaborators.changing_scale, collaborators.scale)] if collaborators.scales else []
+        stages += [Norm(measures, own_scale(optimizer))]
+        stages += [] if collaborators.clip_norm is None else [Clip(collaborators.clip_norm)]
+        stages += [Multiply(in_place)] if native is None or users else []
+        stages += users
+        stages += [Cast(collaborators.parameters)] if native is None else []
+        stages += [Finite(measures)] if users or narrow else []
+        stages += [Update(collaborators, self.touched) if native is None else native]
+        stages += [] if dynamic is None else [dynamic]
+        stages += [] if ema is None or native is not None else [ema]
+        self.stages = tuple(stages)
+        self.empties = native is not None and native.empties
+        """bool, whether the accumulators are zero after it."""
 
     def __call__(
         self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only: Any = None, notes: Any = None
@@ -80,74 +110,23 @@ class Boundary:
         micro-batches: if no rank has any, nothing is updated, and nothing follows.
         """
         loss = None if figures is None else figures[0]
-        counts = None if self.skips is None else self.skips.counts * 1.0
-        if self.sums is not None:
-            grad_sum, weight_sum, figures, counts, notes = self._summed(grad_sum, weight_sum, figures, notes)
-            loss = None if loss is None else figures[0]
-        scale = self.scale if self.dynamic is None else self.dynamic.value * 1.0
-        norm = self.measures.norm(grad_sum, figures) / (self.constant if self.dynamic is None else scale)
-        if weight_sum is not None:
-            norm = norm / weight_sum
-        elif counts is not None:
-            only = counts[0]  # the micro-batches that were not left out: without any the norm is 0/0 as well
-        if only is not None:
-            norm = norm * (only / only)
-        finite = ops.isfinite(norm)
-        weight = only if weight_sum is None else weight_sum
-        if notes is not None:
-            finite = ops.logical_and(finite, notes[0] > 0)
-            weight = notes[0] if weight is None else weight
-        divisor = self._divisor(weight_sum, norm, scale)
-        if self.native is None:
-            updated = self._update(finite, grad_sum, divisor, norm)
-        else:
-            updated = self.native(finite, grad_sum, divisor)
-        if self.dynamic is not None or self.ema is not None:
-            updated = self._follow(updated, loss, weight, counts)
-        return (updated, norm, figures) if notes is None else (updated, norm, figures, notes)
-
-    def _update(self, finite: Any, grad_sum: Any, divisor: Any, norm: Any) -> Any:
-        """Divide, and call the optimizer, or skip; return whether it was called."""
-        gradients = grad_sum
-        if divisor is not None:
-            # Multiply by the reciprocal: dividing in place is 20 times slower on MindSpore's CPU.
-            gradients = self.multiply(grad_sum, 1.0 / divisor)
-        gradients = tree.cast_like(gradients, self.parameters)
-        if self.narrow:
-            # A gradient that is finite in float32 may not be finite in the parameters' type.
-            finite = ops.logical_and(finite, ops.isfinite(self.measures.norm(gradients, norm)))
-        return self._call_optimizer(self.touch(finite), gradients)
-
-    def _call_optimizer(self, finite: Any, gradients: Any) -> Any:
-        """Call the optimizer or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
-        if finite:
-            if self.update_outside is None:
-                self.optimizer(gradients)
-            else:
-                call(self.update_outside, gradients)
-        return finite
-
-    def _follow(self, updated: Any, loss: Any, weight: Any, counts: Any) -> Any:
-        """Do what follows a window, and return `updated`, because MindSpore warns about calls that return nothing."""
-        if self.dynamic is not None:
-            if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
-                loss = (weight if loss is None else loss) / weight
-            self.dynamic.adjust(updated, loss, None if counts is None else counts[1])
-        return updated if self.ema is None else self.ema.after_window(updated)
-
-    def _summed(self, grad_sum: Any, weight_sum: Any, figures: Any, notes: Any) -> Any:
-        """Sum over the ranks. All of them call it with the same arguments given, in a step and in a flush alike."""
-        zero = Tensor(0.0, ms.float32)
-        extra: Any = (zero if weight_sum is None else weight_sum, zero if figures is None else figures)
-        extra = extra if notes is None else (*extra, notes)
-        extra = extra if self.skips is None else (*extra, self.skips.sent())
-        grad_sum, extra = self.sums(grad_sum, extra)
-        counts = None
-        if self.skips is not None:
-            counts = self.skips.count_other_ranks(extra[-1])
-            grad_sum = ops.depend(grad_sum, counts)  # without a use of its result MindSpore leaves the call out
-        weights = None if weight_sum is None else extra[0]
-        return grad_sum, weights, extra[1], counts, None if notes is None else extra[2]
+        counts = None if self.skips is None else self.skips.sent()
+        end: End = {
+            "gradients": grad_sum,
+            "weight_sum": weight_sum,
+            "count": only,
+            "figures": figures,
+            "loss": loss,
+            "notes": notes,
+            "counts": counts,
+            "divisor": None,
+            "norm": None,
+            "keep": None,
+        }
+        for stage in self.stages:
+            end = stage(end)
+        closed = (end["keep"], end["norm"], end["figures"])
+        return closed if notes is None else (*closed, end["notes"])
 
     def touch(self, condition: Any) -> Any:
         """Return the condition of a branch that contains the optimizer, made dependent on the optimizer's Parameters.
@@ -157,31 +136,73 @@ class Boundary:
         """
         return ops.depend(condition, self.touched)
 
-    def _divisor(self, weight_sum: Any, norm: Any, scale: Any) -> Any:
-        """Return what divides, unscales and clips the gradients, but for the scale by which the optimizer divides."""
-        divisor = weight_sum
-        if self.clip_norm is not None:
-            excess = ops.maximum(norm / self.clip_norm, Tensor(1.0, ms.float32))
-            divisor = excess if divisor is None else excess * divisor
-        if self.dynamic is not None or self.scale != 1.0:
-            divisor = scale if divisor is None else scale * divisor
-        return divisor
+
+@ms.jit_class
+class Divide:
+    """Divides by the sum of the weights."""
+
+    def __call__(self, end: End) -> End:
+        if end["weight_sum"] is not None:
+            end["divisor"] = end["weight_sum"]
+        return end
 
 
-class _UpdateOutside(Compiled):
-    """Calls an optimizer outside graphs that MindSpore runs as a graph of its own (`ms.jit`).
+@ms.jit_class
+class Unscale:
+    """Divides by the loss scale.
 
-    That graph keeps the storage of its first run, so it would not train weights that are loaded later.
+    Args:
+        changing (Optional[Parameter]): a dynamic scale.
+        constant (float): a constant one.
     """
 
-    def __init__(self, owner: str, optimizer: Any):
-        super().__init__(owner, True, optimizer)
-        self.optimizer = optimizer
+    def __init__(self, changing: Parameter | None, constant: float):
+        self.changing, self.constant = changing, constant
 
-    def __call__(self, *gradients: Any) -> Any:
-        if not runs_compiled(self.optimizer):  # it has a hook by now, which runs as Python
-            return self.optimizer(gradients)
-        return super().__call__(*gradients)
+    def __call__(self, end: Any) -> Any:
+        scale, divisor = self.constant if self.changing is None else self.changing * 1.0, end["divisor"]
+        end["divisor"] = scale if divisor is None else scale * divisor
+        return end
 
-    def construct(self, *gradients: Any) -> Any:
-        return self.optimizer(gradients)
+
+@ms.jit_class
+class Norm:
+    """Measures the gradient, and decides whether it is finite.
+
+    Args:
+        measures (Any): measures gradients, on all ranks alike.
+        own_scale (float): the scale by which the optimizer divides.
+    """
+
+    def __init__(self, measures: Any, own_scale: float):
+        self.measures, self.own_scale = measures, own_scale
+
+    def __call__(self, end: Any) -> Any:
+        norm = self.measures.norm(end["gradients"], end["figures"]) / self.own_scale
+        if end["divisor"] is not None:
+            norm = norm / end["divisor"]
+        if end["count"] is not None:
+            norm = norm * (end["count"] / end["count"])
+        keep = ops.isfinite(norm)
+        if end["notes"] is not None:
+            keep = ops.logical_and(keep, end["notes"][0] > 0)
+        end["norm"] = norm
+        end["keep"] = keep
+        return end
+
+
+@ms.jit_class
+class Clip:
+    """Shortens the gradient to this norm.
+
+    Args:
+        norm (float): the maximum.
+    """
+
+    def __init__(self, norm: float):
+        self.norm = norm
+
+    def __call__(self, end: Any) -> Any:
+        excess, divisor = ops.maximum(end["norm"] / self.norm, Tensor(1.0, ms.float32)), end["divisor"]
+        end["divisor"] = excess if divisor is None else excess * divisor
+        return end

@@ -30,6 +30,7 @@ from .collaborators import Collaborators, resolve
 from .ema import Ema
 from .forward import Forward, check_network
 from .nonfinite import SKIP_MICRO, SkipMicro, policy_of, skip_micro_of
+from .stages import Stage
 from .window import Window, clear_sums
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ class TrainOptim(Compiled):
         loss_scale (Union[None, float, LossScaler, LossScaleManager]): see `TrainForwardBackward`. Default: ``None``.
         nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
         ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
+        stages (Sequence[Callable]): as for `GradientAccumulation`. Default: ``()``.
         compile (bool): see `TrainForwardBackward`. Default: ``True``.
 
     Inputs:
@@ -198,6 +200,7 @@ class TrainOptim(Compiled):
         loss_scale: float | LossScaler | LossScaleManager | None = None,
         nonfinite: str = "skip_window",
         ema: Ema | None = None,
+        stages: Sequence[Stage] = (),
         compile: bool = True,
     ):
         owner = "TrainOptim"
@@ -214,6 +217,7 @@ class TrainOptim(Compiled):
             loss_scale=loss_scale,
             nonfinite=nonfinite,
             ema=ema,
+            stages=stages,
             compiles=self.compiles,
         )
         self._set_up(window)
@@ -331,6 +335,7 @@ def _window_of(
     nonfinite: Any,
     compiles: bool,
     ema: Ema | None = None,
+    stages: Sequence[Stage] = (),
 ) -> Window:
     """Return the window of a Cell from the user's arguments; with several ranks compare them, and `settings`."""
     if network is not None:
@@ -347,6 +352,7 @@ def _window_of(
         loss_scale=loss_scale,
         nonfinite=_policy_or_skips(nonfinite, grad_sum),
         ema=ema,
+        stages=stages,
         compiles=compiles,
         in_graph=True,
         accumulators=grad_sum,

@@ -19,6 +19,7 @@ from ..ranks.reduction import Summing, summing
 from .ema import Ema
 from .loss_scale import DynamicScale, scale_of
 from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, check_dense, policy_of
+from .stages import Stage, UserStage, user_stages
 
 OPTIONAL_PREFIXES = ("loss_scale", "nonfinite", "ema")
 """tuple[str], the prefixes of Parameters that only the training state, or only the resumed run, may have."""
@@ -54,6 +55,8 @@ class Collaborators:
     """What to do with gradients that are not finite."""
     ema: Ema | None
     """The average of the weights."""
+    stages: tuple[UserStage, ...]
+    """What the user does with the window's gradient."""
     may_weigh_loss: bool
     """Whether the class allows it, and MindSpore marks no part of the network as float16."""
     tables: tuple[Parameter, ...]
@@ -100,6 +103,11 @@ class Collaborators:
         return 0 if self.dynamic is None else int(self.dynamic.overflows.asnumpy())
 
     @property
+    def skipped_by_stages(self) -> int:
+        """int, the windows so far that stages of the user's skipped."""
+        return sum(int(stage.skipped.asnumpy()) for stage in self.stages)
+
+    @property
     def left_out(self) -> int:
         """int, the micro-batches left out so far, on all ranks."""
         return 0 if self.skips is None else int(self.skips.left_out.asnumpy())
@@ -114,6 +122,8 @@ class Collaborators:
             parameters["nonfinite.left_out"] = self.skips.left_out
         if self.ema is not None:
             parameters |= {f"ema.{name}": parameter for name, parameter in self.ema.state.items()}
+        for stage in self.stages:
+            parameters |= stage.state
         return parameters
 
     @property
@@ -133,6 +143,8 @@ class Collaborators:
             settings["nonfinite"] = self.policy
         if self.ema is not None:
             settings["ema"] = self.ema.settings
+        if self.stages:
+            settings["stages"] = [stage.name for stage in self.stages]
         return settings
 
     @property
@@ -148,6 +160,7 @@ class Collaborators:
             "'loss_scale'": scale,
             "'nonfinite'": self.policy,
             "'ema'": None if self.ema is None else self.ema.settings,
+            "'stages'": [stage.name for stage in self.stages],
         }
 
 
@@ -163,6 +176,7 @@ def resolve(
     loss_scale: Any = None,
     nonfinite: Any = SKIP_WINDOW,
     ema: Ema | None = None,
+    stages: Sequence[Stage] = (),
     compiles: bool,
     in_graph: bool = False,
     weighs_loss: bool = False,
@@ -175,7 +189,7 @@ def resolve(
         optimizer (Optimizer): updates the parameters.
         network (Optional[Cell]): what is differentiated, if it is available. Default: ``None``.
         weighted (bool): whether the window's gradient is a weighted mean.
-        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema: as for `GradientAccumulation`.
+        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, stages: as for `GradientAccumulation`.
         compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
         weighs_loss (bool): whether a weight may multiply the loss instead of the gradients. Default: ``False``.
@@ -211,6 +225,7 @@ def resolve(
         skips=skips,
         policy=policy,
         ema=ema,
+        stages=user_stages(owner, stages, optimizer),
         may_weigh_loss=weighs_loss and network is not None and not has_half(network),
         tables=() if network is None else _trained_tables(network, optimizer),
     )

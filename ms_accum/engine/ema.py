@@ -74,10 +74,12 @@ class Ema:
         self._weights = tuple(parameters)
         self.averages = zeros_like(self._name, self._weights)
 
-    def after_window(self, updated: Any) -> Any:
-        """Update the average if the weights were updated, in the graph that ends a window; return `updated`."""
+    def __call__(self, end: Any) -> Any:
+        """Update the average if the weights were updated: a stage of a window's end."""
+        updated = end["keep"]
         decay = ops.where(updated, self.kept(updated), Tensor(1.0, ms.float32))
-        return ops.depend(updated, tree.update_averages(self.averages, self._weights, decay))
+        end["keep"] = ops.depend(updated, tree.update_averages(self.averages, self._weights, decay))
+        return end
 
     def kept(self, updated: Any) -> Any:
         """Count an update, if it is one; return the weight of the old average, in the graph that ends a window."""
@@ -141,7 +143,7 @@ class Ema:
 
     @property
     def parameters(self) -> tuple:
-        """tuple[Parameter], the Parameters that `after_window` changes."""
+        """tuple[Parameter], the Parameters that it changes after a window."""
         return (self._updates, *self.averages)
 
     @property

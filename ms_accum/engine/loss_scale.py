@@ -39,19 +39,20 @@ class DynamicScale:
         self.optimizer: Callable[[], Any] = lambda: None
         """Callable, a weak reference to the optimizer that uses it."""
 
-    def adjust(self, updated: Any, loss: Any, left_out: Any = None) -> None:
-        """Change the scale at the end of a window, in a graph.
-
-        Args:
-            updated (Tensor): whether the window's gradient was finite.
-            loss (Optional[Tensor]): the window's loss; if it is None, an overflow is assumed.
-            left_out (Optional[Tensor]): the number of micro-batches left out although their loss was finite.
-        """
-        overflow = ops.logical_not(updated)
+    def __call__(self, end: Any) -> Any:
+        """Change the scale: a stage of a window's end. If the loss is not known, what is not finite is an overflow."""
+        weight, loss, updated = end["weight_sum"], end["loss"], end["keep"]
+        if weight is None:
+            weight = end["count"]
+        if weight is None and end["notes"] is not None:
+            weight = end["notes"][0]
+        if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
+            loss = (weight if loss is None else loss) / weight
+        overflow = ops.logical_not(ops.isfinite(end["norm"]))
         if loss is not None:
             overflow = ops.logical_and(overflow, ops.isfinite(loss))
-        if left_out is not None:
-            overflow = ops.logical_or(overflow, left_out > 0)
+        if end["counts"] is not None:  # left out although their loss was finite
+            overflow = ops.logical_or(overflow, end["counts"][1] > 0)
         overflow = ops.logical_and(overflow, self.value > 1.0)
         good = self.good + ops.cast(updated, ms.int32)
         grown = self.value * self.factor
@@ -61,6 +62,7 @@ class DynamicScale:
         ops.assign(self.value, ops.where(ops.logical_and(grows, ops.logical_not(overflow)), grown, value))
         ops.assign(self.good, ops.where(resets, ops.zeros_like(good), good))
         ops.assign_add(self.overflows, ops.cast(overflow, ms.int32))
+        return end
 
     @property
     def state(self) -> dict[str, Parameter]:

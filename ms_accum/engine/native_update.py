@@ -16,7 +16,7 @@ from .collaborators import Collaborators
 
 @ms.jit_class
 class NativeUpdate:
-    """Updates in the place of an optimizer whose rule is in `native.cc`, and of `Ema.after_window`.
+    """Updates in the place of an optimizer whose rule is in `native.cc`, and of `Ema`.
 
     Args:
         collaborators (Collaborators): what the window works with.
@@ -52,9 +52,10 @@ class NativeUpdate:
             for number, ((start, stop), counters) in enumerate(zip(rule.spans, self.counters))
         )
 
-    def __call__(self, finite: Any, gradients: Any, divisor: Any) -> Any:
-        """Update if `finite`, which is returned. A branch is not needed, and costs more than a small update."""
+    def __call__(self, end: Any) -> Any:
+        """Update, or skip. A branch is not needed, and costs more than a small update."""
         self.check()
+        finite, gradients, divisor = end["keep"], end["gradients"], end["divisor"]
         factor = Tensor(1.0, ms.float32) if divisor is None else 1.0 / divisor
         ema_decay = Tensor(0.0, ms.float32) if self.ema is None else self.ema.kept(finite)
         gradients = tree.in_float32(gradients)
@@ -79,7 +80,8 @@ class NativeUpdate:
                 *states,
                 *self.averages[start:stop],
             )
-        return ops.depend(finite, updated)
+        end["keep"] = ops.depend(finite, updated)
+        return end
 
 
 def native_update(collaborators: Collaborators, *, empties: bool) -> NativeUpdate | None:

@@ -88,6 +88,28 @@ class SkipMicro:
         return ops.assign(self.counts, Tensor([0.0, 0.0], ms.float32))
 
 
+@ms.jit_class
+class LeftOut:
+    """The stage of a window's end that knows how many micro-batches were not left out: without any it is skipped.
+
+    Args:
+        skips (SkipMicro): leaves them out.
+        on_ranks (bool): whether the counts are those of several ranks.
+    """
+
+    def __init__(self, skips: SkipMicro, *, on_ranks: bool):
+        self.skips, self.on_ranks = skips, on_ranks
+
+    def __call__(self, end: Any) -> Any:
+        if self.on_ranks:
+            end["counts"] = self.skips.count_other_ranks(end["counts"])
+            # Without a use of its result MindSpore leaves the call out.
+            end["gradients"] = ops.depend(end["gradients"], end["counts"])
+        if end["weight_sum"] is None:
+            end["count"] = end["counts"][0]
+        return end
+
+
 def skip_micro_of(grad_sum: Any) -> SkipMicro:
     """Return the object that all Cells with these accumulators share."""
     return attached(grad_sum[0], "_ms_accum_skip_micro", SkipMicro)

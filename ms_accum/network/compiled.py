@@ -118,8 +118,13 @@ def check_compile(owner: str, compile: bool) -> bool:
 
 
 def raise_if_not_compiled(owner: str, error: Exception) -> None:
-    """Raise a one-line error if MindSpore could not compile a network; not for what an operator, or ours, rejects."""
+    """Raise a one-line error if MindSpore could not compile a network, or ours rejects what it got in a graph.
+
+    What an operator rejects is left as it is.
+    """
     text = str(error)
+    if text.startswith("'For '") and _COMPILER.search(text):
+        raise type(error)(words_of(error)) from error
     is_of_operator = text.lstrip("' \n").startswith("For '") and _UNKNOWN not in text
     if is_of_operator or not (_COMPILER.search(text) or _UNKNOWN in text or _is_of_parser(error)):
         return

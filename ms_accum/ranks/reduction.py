@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, ops
+from mindspore import Parameter, Tensor, ops
 
 from .. import _check
 from ..network import tree
@@ -160,6 +160,39 @@ class SumsAlready:
     def norm(self, gradients: Any, after: Any) -> Any:
         """Return the global norm of the sums."""
         return self.sums.norm(gradients, after)
+
+
+@ms.jit_class
+class SumOverRanks:
+    """Sums a window over the ranks: the first stage of its end, see `engine.boundary.End`.
+
+    All ranks call it with the same values given, in a step and in a flush alike.
+
+    Args:
+        sums (Union[WholeSums, PartSums, SumsAlready]): sums gradients and other tensors.
+    """
+
+    def __init__(self, sums: Any):
+        self.sums = sums
+
+    def __call__(self, end: Any) -> Any:
+        zero = Tensor(0.0, ms.float32)
+        weight_sum, figures, notes, counts = end["weight_sum"], end["figures"], end["notes"], end["counts"]
+        others: Any = (zero if weight_sum is None else weight_sum, zero if figures is None else figures)
+        others = others if notes is None else (*others, notes)
+        others = others if counts is None else (*others, counts)
+        gradients, others = self.sums(end["gradients"], others)
+        end["gradients"] = gradients
+        end["figures"] = others[1]
+        if weight_sum is not None:
+            end["weight_sum"] = others[0]
+        if end["loss"] is not None:
+            end["loss"] = others[1][0]
+        if notes is not None:
+            end["notes"] = others[2]
+        if counts is not None:
+            end["counts"] = others[-1]
+        return end
 
 
 def _sum(all_reduce: Any, tensors: Any) -> Any:

@@ -141,6 +141,7 @@ def _tqdm() -> Any:
 def _line(record: UpdateRecord) -> str:
     line = f"epoch: {record.epoch} step: {record.step} loss is {record.loss:.7g}"
     reason = "the gradient is not finite" if record.samples else "nothing in it counts"
+    reason = "by a stage" if math.isfinite(record.grad_norm) else reason
     return f"{line} (skipped: {reason})" if record.skipped else line
 
 

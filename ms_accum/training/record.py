@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
@@ -28,13 +29,13 @@ class UpdateRecord(NamedTuple):
     lr: float
     """The learning rate of this update (of the first parameter); NaN if only the optimizer knows it."""
     grad_norm: float
-    """The norm of the window's gradient, before clipping."""
+    """The norm of the window's gradient, before clipping; not finite if the gradient is not."""
     samples: int
     """The number of rows in the window."""
     seconds: float
     """The time since the end of the previous window, or of the evaluation after it, in seconds."""
     skipped: bool
-    """Whether the optimizer was not called, because the gradient was not finite or all weights were 0."""
+    """Whether the optimizer was not called: the gradient was not finite, all weights were 0, or a stage skipped it."""
     overflow: bool = False
     """Whether the loss scale was too large and has been lowered."""
     bad: tuple[int, ...] = ()
@@ -64,7 +65,7 @@ def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, at_once: bool)
         skipped_in_a_row (int): the number before that.
         at_once (bool): whether the first one ends the run.
     """
-    if not is_not_finite(not record.skipped, record.overflow, record.samples):
+    if not is_not_finite(record.grad_norm, record.overflow, record.samples):
         return skipped_in_a_row if record.skipped or not record.samples else 0
     if at_once:
         micro_batches = f" (micro-batch {', '.join(map(str, record.bad))})" if record.bad else ""
@@ -77,12 +78,12 @@ def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, at_once: bool)
     return skipped_in_a_row + 1
 
 
-def is_not_finite(updated: bool, overflow: bool, samples: int) -> bool:
+def is_not_finite(grad_norm: float, overflow: bool, samples: int) -> bool:
     """Return whether a window was skipped because its gradient is not finite.
 
     Not if all its weights are 0, or if it overflowed, so that the loss scale was lowered.
     """
-    return not (updated or overflow) and samples > 0
+    return not (math.isfinite(grad_norm) or overflow) and samples > 0
 
 
 def raise_not_finite(window: str) -> NoReturn:

@@ -1,0 +1,115 @@
+"""The stages of a window's end that give its gradient to the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import mindspore as ms
+from mindspore import Parameter, Tensor, ops
+
+from ..network import tree
+from ..network.calls import call
+from ..network.compiled import Compiled
+from ..network.optimizers import runs_compiled
+from .collaborators import Collaborators
+
+
+@ms.jit_class
+class Multiply:
+    """Divides, unscales and clips the gradients.
+
+    Args:
+        in_place (bool): whether they are accumulators, which may be changed.
+    """
+
+    def __init__(self, in_place: bool):
+        self.multiply = tree.multiply_in_place if in_place else tree.multiply
+
+    def __call__(self, end: Any) -> Any:
+        gradients, divisor = end["gradients"], end["divisor"]
+        if divisor is not None:
+            # By the reciprocal: dividing in place is 20 times slower on MindSpore's CPU.
+            gradients = self.multiply(gradients, 1.0 / divisor)
+        end["gradients"] = gradients
+        end["divisor"] = Tensor(1.0, ms.float32)
+        return end
+
+
+@ms.jit_class
+class Cast:
+    """Casts the gradients to the types of the parameters."""
+
+    def __init__(self, parameters: Sequence[Parameter]):
+        self.parameters = tuple(parameters)
+
+    def __call__(self, end: Any) -> Any:
+        end["gradients"] = tree.cast_like(end["gradients"], self.parameters)
+        return end
+
+
+@ms.jit_class
+class Finite:
+    """Skips gradients that are no longer finite: in the type of the parameters, or after a stage of the user's.
+
+    Args:
+        measures (Any): measures gradients, on all ranks alike.
+    """
+
+    def __init__(self, measures: Any):
+        self.measures = measures
+
+    def __call__(self, end: Any) -> Any:
+        norm = end["norm"]
+        finite = ops.isfinite(self.measures.norm(end["gradients"], norm))
+        end["norm"] = ops.where(finite, norm, ops.full_like(norm, float("inf")))
+        end["keep"] = ops.logical_and(end["keep"], finite)
+        return end
+
+
+@ms.jit_class
+class Update:
+    """Calls the optimizer, or skips.
+
+    Args:
+        collaborators (Collaborators): what the window works with.
+        touched (Sequence[Parameter]): what its branch uses; see `Boundary.touch`.
+    """
+
+    def __init__(self, collaborators: Collaborators, touched: Sequence[Parameter]):
+        optimizer = collaborators.optimizer
+        outside = not collaborators.compiles and runs_compiled(optimizer)
+        self.outside = _UpdateOutside(collaborators.owner, optimizer) if outside else None
+        self.optimizer, self.touched = optimizer, tuple(touched)
+
+    def __call__(self, end: Any) -> Any:
+        end["keep"] = self._call_optimizer(ops.depend(end["keep"], self.touched), end["gradients"])
+        return end
+
+    def _call_optimizer(self, keep: Any, gradients: Any) -> Any:
+        """Call the optimizer or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
+        if keep:
+            if self.outside is None:
+                self.optimizer(gradients)
+            else:
+                call(self.outside, gradients)
+        return keep
+
+
+class _UpdateOutside(Compiled):
+    """Calls an optimizer outside graphs that MindSpore runs as a graph of its own (`ms.jit`).
+
+    That graph keeps the storage of its first run, so it would not train weights that are loaded later.
+    """
+
+    def __init__(self, owner: str, optimizer: Any):
+        super().__init__(owner, True, optimizer)
+        self.optimizer = optimizer
+
+    def __call__(self, *gradients: Any) -> Any:
+        if not runs_compiled(self.optimizer):  # it has a hook by now, which runs as Python
+            return self.optimizer(gradients)
+        return super().__call__(*gradients)
+
+    def construct(self, *gradients: Any) -> Any:
+        return self.optimizer(gradients)

@@ -1,0 +1,234 @@
+"""Are the user's stages called once per window, with its gradient, and does what they return count?"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+import reference
+from helpers import Slope, micro_batch
+from ms_accum import Checkpointer, GradientAccumulation, Stopped
+from runs import stop_after
+from ways import WAYS, Trained
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "stages.md"
+ROWS = [(1.0, -3.0, 2), (3.0, 1.0, 4), (0.5, 0.25, 1), (40.0, 60.0, 3), (-2.0, 1.0, 2)]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The stages of the page, as a module, because MindSpore compiles from files."""
+    source = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[0]
+    path = tmp_path_factory.mktemp("page") / "stages_of_the_page.py"
+    path.write_text(source, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(path.parent)
+        yield importlib.import_module(path.stem)
+
+
+class Layers(nn.Cell):
+    """The mean over rows of a * x0 + b * x1: two parameters, whose gradients are the means of the columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = Parameter(Tensor([0.0], ms.float32), name="a")
+        self.b = Parameter(Tensor([0.0], ms.float32), name="b")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * ops.cat((self.a, self.b)), 1))
+
+    @property
+    def w(self):
+        return ops.cat((self.a, self.b))
+
+
+def gradients_of(rows=ROWS, size=2, clip=None):
+    """Return the gradient of each window, clipped, and its norm before."""
+    for first in range(0, len(rows), size):
+        part = rows[first : first + size]
+        gradients = [[np.array([a]), np.array([b])] for a, b, _ in part]
+        mean = reference.window_gradient(gradients, [rows for *_, rows in part])
+        norm = reference.global_norm(mean)
+        yield (mean if clip is None else reference.clip(mean, clip)), norm
+
+
+def trained(way, stages, rows=ROWS, **options):
+    made = Trained(way, Layers(), stages=stages, **options)
+    return made.train([micro_batch(a, b, rows=count) for a, b, count in rows])
+
+
+def moved(gradients):
+    return -np.sum([np.concatenate(each) for each in gradients], axis=0)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_clip_by_value(way, page):
+    expected = moved([np.clip(each, -0.1, 0.1) for each in mean] for mean, _ in gradients_of())
+    assert reference.miss([trained(way, [page.clip_by_value]).weights], [expected], 1e-6) <= 1
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_clip_by_layer_after_the_global_norm(way, page):
+    means = [mean for mean, _ in gradients_of(clip=20.0)]
+    expected = moved([each / max(1.0, abs(each[0])) for each in mean] for mean in means)
+    made = trained(way, [page.clip_by_layer], clip_norm=20.0)
+    assert reference.miss([made.weights], [expected], 1e-6) <= 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_spikes_are_skipped(way, page):
+    spikes = page.SkipSpikes()
+    made = trained(way, [spikes])
+    means = list(gradients_of())
+    assert means[1][1] > 10 * means[0][1]
+    assert reference.miss([made.weights], [moved([means[0][0], means[2][0]])], 1e-6) <= 1
+    assert made.updates == 2
+    if way != "cells":
+        assert int(made.system.skipped) == 1
+    assert float(spikes.average.asnumpy()) == pytest.approx(0.9 * means[0][1] + 0.1 * means[2][1])
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_layer_norms_and_order(way, page):
+    before, after = page.LayerNorms(2), page.LayerNorms(2)
+    trained(way, [before, page.clip_by_value, after])
+    last = np.concatenate(list(gradients_of())[-1][0])
+    assert before.norms.asnumpy() == pytest.approx(np.abs(last))
+    assert after.norms.asnumpy() == pytest.approx([0.1, 0.1])
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_noise_has_its_deviation(way, page):
+    without, rows = trained(way, [], ROWS[:1] * 2).weights, ROWS[:1] * 2
+    differences = np.concatenate([trained(way, [page.GradientNoise(0.01)], rows).weights - without for _ in range(3)])
+    assert 0 < np.abs(differences).max() < 0.06
+
+
+def only_finite(gradients, norm):
+    """Return gradients of infinity where the window is not finite, which it never is."""
+    return [ops.where(ops.isfinite(norm), each, ops.zeros_like(each)) for each in gradients]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_window_that_is_not_finite_is_skipped_and_not_remembered(way, page):
+    spikes = page.SkipSpikes()
+    made = trained(way, [only_finite, spikes], [ROWS[0], ROWS[1], (np.nan, 1.0, 2), ROWS[1]])
+    assert made.updates == 1 and np.isfinite(made.weights).all()
+    assert float(spikes.average.asnumpy()) == pytest.approx(next(gradients_of())[1])
+
+
+def infinite(gradients, norm):
+    return [each / 0.0 for each in gradients]
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_gradients_that_a_stage_spoils_are_skipped(way):
+    made = trained(way, [infinite])
+    assert made.updates == 0 and made.weights.tolist() == [0.0, 0.0]
+
+
+def too_few(gradients, norm):
+    return gradients[:1]
+
+
+def other_shape(gradients, norm):
+    return [ops.cat((each, each)) for each in gradients]
+
+
+def no_tuple(gradients, norm):
+    return gradients[0]
+
+
+def fails(gradients, norm):
+    raise ValueError("the user's own words")
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        (too_few, r"stage 1 \(too_few\)' must have one tensor for each of the optimizer's 2 parameters, but got 1"),
+        (other_shape, r"stage 1 \(other_shape\)' must have the shapes of the optimizer's parameters, but got \(2,?\)"),
+        (no_tuple, r"stage 1 \(no_tuple\) must be a tuple of Tensors"),
+        (fails, "the user's own words"),
+    ],
+)
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_what_a_stage_returns_is_checked(way, stage, message):
+    with pytest.raises((ValueError, TypeError, RuntimeError), match=message) as caught:
+        trained(way, [stage])
+    assert "\n" not in str(caught.value).strip()
+
+
+@pytest.mark.parametrize(("stage", "message"), [(too_few, "but got 1. Return one for each"), (fails, "own words")])
+def test_what_a_stage_returns_is_checked_in_graphs(stage, message):
+    with pytest.raises((ValueError, RuntimeError), match=message) as caught:
+        trained("driver", [stage])
+    assert "\n" not in str(caught.value).strip()
+
+
+class Plain:
+    def __call__(self, gradients, norm):
+        return gradients
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", WAYS)
+def test_stages_must_be_compilable(way):
+    with pytest.raises(TypeError, match="'stages' must be a list of functions or objects, but got"):
+        Trained(way, Layers(), stages=too_few)
+    with pytest.raises(TypeError, match="'stages' must be functions, Cells, or objects of a class with @ms.jit_class"):
+        Trained(way, Layers(), stages=[Plain()])
+
+
+@pytest.mark.host
+def test_optimizer_that_divides_by_a_scale_of_its_own_is_rejected():
+    with pytest.raises(ValueError, match=r"'stages' must be \(\) with an optimizer that has a loss_scale"):
+        Trained("driver", Layers(), make=lambda trained: nn.SGD(trained, 1.0, loss_scale=64.0), stages=[too_few])
+
+
+@pytest.mark.parametrize("stop", [3, 5])
+def test_what_a_stage_remembers_is_resumed(stop, page, tmp_path):
+    def model():
+        network = Slope()
+        stages = [page.SkipSpikes(), page.LayerNorms(1)]
+        made = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), stages=stages, check="off")
+        return made, [network.w, stages[0].average, stages[1].norms]
+
+    def train(made, states=None):
+        data = [micro_batch(value) for value in (1.0, 2.0, 3.0, 400.0, 2.0, 1.0, 5.0)]
+        made.train_process(2, data, 2, report=(), ckpt_path=None, checkpointer=states)
+
+    whole, expected = model()
+    train(whole)
+    with pytest.raises(Stopped):
+        train(model()[0], Checkpointer(tmp_path, stop=stop_after(stop)))
+    resumed, left = model()
+    train(resumed, Checkpointer(tmp_path, resume="auto"))
+    assert whole.skipped == resumed.skipped > 0
+    assert [each.asnumpy().tobytes() for each in left] == [each.asnumpy().tobytes() for each in expected]
+
+
+@pytest.mark.host
+def test_other_stages_do_not_resume(tmp_path, page):
+    def train(stages, states):
+        network = Slope()
+        made = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), stages=stages, check="off")
+        made.train_process(1, [micro_batch(1.0)] * 4, 2, report=(), ckpt_path=None, checkpointer=states)
+
+    with pytest.raises(Stopped):
+        train([page.SkipSpikes()], Checkpointer(tmp_path, stop=stop_after(1)))
+    with pytest.raises(ValueError, match="stages"):
+        train([], Checkpointer(tmp_path, resume="auto"))
