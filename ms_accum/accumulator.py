@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
 from . import _check
-from .engine.collaborators import resolve
+from .engine.config import resolve
 from .engine.ema import Ema
 from .engine.ends import sizes_of
 from .engine.graph_window import GraphWindow
@@ -140,7 +140,7 @@ class Accumulator:
     ):
         sizes = sizes_of(*_SIZE, accumulate_step)
         _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
-        collaborators = resolve(
+        config = resolve(
             _OWNER,
             optimizer,
             network,
@@ -156,26 +156,26 @@ class Accumulator:
             in_graph=True,
         )
         tune(_OWNER, (optimizer if network is None else network).get_parameters())
-        if collaborators.group is not None:
+        if config.group is not None:
             if network is None:
                 rule = "given with several ranks, which compare its Parameters and draw different random numbers"
                 _check.raise_invalid(ValueError, _OWNER, "network", rule, None)
             settings = {"'accumulate_step'": sizes.settings, "'reduction'": reduction}
             settings["'sync_every_micro_batch'"] = sync_every_micro_batch
-            equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, network)}
-            agree_and_broadcast(_OWNER, collaborators.group, equal_on_ranks, optimizer, network)
+            equal_on_ranks = {**settings, **config.equal_on_ranks, **facts_of(optimizer, network)}
+            agree_and_broadcast(_OWNER, config.group, equal_on_ranks, optimizer, network)
         if network is not None and sizes.constant != 1:
             warn_about_batch_norm(network, training=True)  # `set_train` may be called later
         self.optimizer = optimizer
         """Optimizer, updates the parameters."""
-        self.group = collaborators.group
+        self.group = config.group
         """Optional[Group], the ranks; None for a single process."""
-        self.window = GraphWindow(unique_name("accumulator"), collaborators, sizes, _SIZE)
+        self.window = GraphWindow(unique_name("accumulator"), config, sizes, _SIZE)
         """GraphWindow, the open window."""
-        tables = collaborators.tables
+        tables = config.tables
         self.rejects_rows = tree.RejectsRows(_OWNER, tables, in_loop=True) if tables else None
         self._add_in_graph = {full: _Add(self, full) for full in (None, False, True)}
-        needs = not self.window.sums.has_sums or collaborators.skips is not None or may_have_sparse_rule(optimizer)
+        needs = not self.window.sums.has_sums or config.skips is not None or may_have_sparse_rule(optimizer)
         self.dense_only = network is None and needs
         """bool, whether sparse gradients would need the network, which is not given."""
         self._is_gradient_checked = False
@@ -190,19 +190,14 @@ class Accumulator:
         checked = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)
         sparse = tree.has_rows(tuple(grads))
         weight = self._checked(weight)
-        weight, kept_factor = self._weight_and_factor(checked, weight)
+        weighed = window.sums.leave_out(checked, weight)
+        weight, kept_factor = (
+            weighed[0],
+            weighed[1],
+        )  # MindSpore warns about a result that a graph takes and does not use
         if sparse:  # in a graph a constant; handed on, it would not be one
             return window.add(checked, weight, kept_factor, True)
         return window.add(checked, weight, kept_factor)
-
-    def _weight_and_factor(self, grads: Any, weight: Any) -> Any:
-        """Return the weight of a micro-batch, 0 if it is left out, and the same as a factor, None if none ever is."""
-        window = self.window
-        if window.sums.skips is None:
-            return weight, None
-        # By index: MindSpore warns about a result that a graph takes and does not use.
-        kept_factor = window.sums.skips(window.sums.kernels, grads, None, weight)[0]
-        return None if weight is None else weight * kept_factor, kept_factor
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
@@ -274,7 +269,7 @@ class Accumulator:
     @property
     def clip_norm(self) -> float | None:
         """Optional[float], the maximum norm of the window's gradient; constant in the compiled graph."""
-        return self.window.collaborators.clip_norm
+        return self.window.config.clip_norm
 
     @property
     def updated(self) -> Parameter:
@@ -299,17 +294,17 @@ class Accumulator:
     @property
     def loss_scale(self) -> float:
         """float, the loss scale; 1 if there is none."""
-        return self.window.collaborators.loss_scale
+        return self.window.config.loss_scale
 
     @property
     def overflows(self) -> int:
         """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
-        return self.window.collaborators.overflows
+        return self.window.config.overflows
 
     @property
     def left_out(self) -> int:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self.window.collaborators.left_out
+        return self.window.config.left_out
 
     @property
     def grad_norm(self) -> Parameter:
@@ -337,7 +332,8 @@ class _Add(Compiled):
 
     def construct(self, weight: Any, *grads: Any) -> Any:
         window = self.accumulator.window
-        weight, kept_factor = self.accumulator._weight_and_factor(grads, weight)
+        weighed = window.sums.leave_out(grads, weight)
+        weight, kept_factor = weighed[0], weighed[1]
         if self.full is None:
             return window.add(grads, weight, kept_factor)
         if self.full:

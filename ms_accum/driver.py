@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Callable
 from mindspore import Tensor, nn
 
 from . import _check
-from .engine.collaborators import resolve
+from .engine.config import resolve
 from .engine.coupled import objective_of
 from .engine.ema import Ema, check_not_applied
 from .engine.ends import TAILS, planned, sizes_of, warn_if_never_full, window_ends
@@ -27,10 +27,10 @@ from .saving.model_file import check_path
 from .training.callbacks import callbacks_of
 from .training.data import Data
 from .training.evaluation import evaluation_of
+from .training.open_window import OpenWindow
 from .training.progress import progress
 from .training.record import is_not_finite, raise_not_finite
 from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of
-from .training.window import OpenWindow
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager, LossScaler
@@ -148,7 +148,7 @@ class GradientAccumulation:
             # The others of a window run again: a rank with one less would add sums of other micro-batches.
             rule, remedy = "False with several terms and nonfinite='skip_micro'", "Sum once per window."
             _check.raise_invalid(ValueError, _OWNER, "sync_every_micro_batch", rule, True, remedy)
-        collaborators = resolve(
+        config = resolve(
             _OWNER,
             optimizer,
             objective.forward,
@@ -167,16 +167,16 @@ class GradientAccumulation:
         settings: dict[str, Any] = {"reduction": reduction, "tail": tail}
         if objective.terms is not None:
             settings["terms"] = list(objective.terms.names)
-        self._settings = {**settings, **collaborators.settings, "optimizer": kind_of(optimizer)}
-        self._group = collaborators.group
+        self._settings = {**settings, **config.settings, "optimizer": kind_of(optimizer)}
+        self._group = config.group
         if self._group is not None:
-            equal_on_ranks = {f"'{name}'": value for name, value in settings.items()} | collaborators.equal_on_ranks
+            equal_on_ranks = {f"'{name}'": value for name, value in settings.items()} | config.equal_on_ranks
             equal_on_ranks |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
             equal_on_ranks |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
             equal_on_ranks |= {} if objective.terms is None else objective.terms.facts
             equal_on_ranks |= facts_of(optimizer, objective.forward, scheduler)
             agree_and_broadcast(_OWNER, self._group, equal_on_ranks, optimizer, objective.forward)
-        self._window = OpenWindow(objective, collaborators, scheduler=scheduler)
+        self._window = OpenWindow(objective, config, scheduler=scheduler)
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
@@ -262,7 +262,7 @@ class GradientAccumulation:
             warn_if_rate_vanishes("train_process", window.scheduler, updates)
             if self._tail == "flush" and sizes is not None and batches is not None:
                 warn_if_never_full("train_process", sizes, batches)
-        in_step = window.collaborators.summing.of_micro_batch is not None
+        in_step = window.config.summing.of_micro_batch is not None
         check_together("train_process", self._group, updates, splits_in_step=in_step and sizes is None)
         window.check_saved(self._tail if checkpointer else "")
         if ckpt_path is not None:
@@ -352,19 +352,19 @@ class GradientAccumulation:
     @property
     def ema(self) -> Ema | None:
         """Optional[Ema], the average of the weights."""
-        return self._window.collaborators.ema
+        return self._window.config.ema
 
     @property
     def loss_scale(self) -> float:
         """float, the current loss scale; 1 if there is none."""
-        return self._window.collaborators.loss_scale
+        return self._window.config.loss_scale
 
     @property
     def overflows(self) -> int:
         """int, the number of windows that overflowed, so that the dynamic loss scale was lowered."""
-        return self._window.collaborators.overflows
+        return self._window.config.overflows
 
     @property
     def left_out(self) -> int:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self._window.collaborators.left_out
+        return self._window.config.left_out

@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.train import Callback, RunContext
 
 from . import _check
-from .engine.collaborators import Collaborators, resolve
+from .engine.config import WindowConfig, resolve
 from .engine.ema import Ema, averaged, check_not_applied
 from .engine.ends import is_full, sizes_of
 from .engine.forward import Forward, check_network
@@ -33,7 +33,7 @@ from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate
 from .ranks.group import Group, group_of, total
 from .ranks.zero import ZeroOptimizer
 from .training.record import SKIPPED_IN_A_ROW
-from .training.terms import WindowOfTerms
+from .training.window_of_terms import WindowOfTerms
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager, LossScaler
@@ -152,7 +152,7 @@ class AccumulatedTrainStep(Compiled):
             _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, repr(nonfinite), remedy)
         forward = self._objective.forward
         check_network(_OWNER, forward)
-        collaborators = resolve(
+        config = resolve(
             _OWNER,
             optimizer,
             forward,
@@ -168,24 +168,24 @@ class AccumulatedTrainStep(Compiled):
             compiles=self.compiles,
         )
         tune(_OWNER, forward.get_parameters())
-        self.group = collaborators.group
+        self.group = config.group
         self.optimizer = optimizer
         if self.group is not None:
             settings = {"'gradient_accumulation_steps'": sizes.settings, "'reduction'": reduction}
             settings |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
             settings |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
             settings |= {} if terms is None else terms.facts
-            equal_on_ranks = {**settings, **collaborators.equal_on_ranks, **facts_of(optimizer, forward)}
+            equal_on_ranks = {**settings, **config.equal_on_ranks, **facts_of(optimizer, forward)}
             agree_and_broadcast(_OWNER, self.group, equal_on_ranks, optimizer, forward)
         self.contains(forward, optimizer)
         self.may_be_empty = self._objective.weight.may_be_zero
-        self.raises = collaborators.policy == RAISE
+        self.raises = config.policy == RAISE
         """bool, whether the first non-finite window ends the run."""
-        self.loss_and_gradients = Forward(forward, collaborators, own_scale(optimizer))
+        self.loss_and_gradients = Forward(forward, config, own_scale(optimizer))
         name = unique_name("train_step")
-        self.window = GraphWindow(name, collaborators, sizes, _SIZE)
+        self.window = GraphWindow(name, config, sizes, _SIZE)
         """GraphWindow, the open window."""
-        self.mean = collaborators.weighted
+        self.mean = config.weighted
         self.summing = self._objective.summing
         # The sums of losses, of weights, and of weights with those of micro-batches that were left out. These are in
         # tuples, so that they are not saved with the model.
@@ -200,7 +200,7 @@ class AccumulatedTrainStep(Compiled):
         self._eval_network = (evaluates(network, loss_fn, self.average, self.compiles),)
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
-        self._collecting = None if terms is None else _Collecting(self, terms, self._objective, collaborators)
+        self._collecting = None if terms is None else _Collecting(self, terms, self._objective, config)
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
         if sizes.constant != 1:
             self._objective.warn(training=True)  # `Model` sets it, for all layers
@@ -229,13 +229,11 @@ class AccumulatedTrainStep(Compiled):
         call(window.outside, ())
         loss, grads = call(self.loss_and_gradients, columns, weight=weight if window.sums.weighs_loss else None)
         loss = ops.cast(loss, ms.float32)
-        term, counted = loss if self.summing else loss * weight, weight
-        kept_factor = None
-        if window.sums.skips is not None:
-            # By index: MindSpore warns about a result that a graph takes and does not use.
-            kept_factor = window.sums.skips(window.sums.kernels, grads, loss, weight)[0]
-            counted = weight * kept_factor
-        elif self.may_be_empty:  # a loss over no labels is 0/0
+        term = loss if self.summing else loss * weight
+        # By index: MindSpore warns about a result that a graph takes and does not use.
+        weighed = window.sums.leave_out(grads, weight, loss)
+        counted, kept_factor = weighed[0], weighed[1]
+        if kept_factor is None and self.may_be_empty:  # a loss over no labels is 0/0
             kept_factor = ops.cast(weight > 0, ms.float32)
         term = term if kept_factor is None else tree.no_nan(term, kept_factor)
         micro_batches_left = self.micro_batches_left[0] - 1
@@ -301,7 +299,7 @@ class AccumulatedTrainStep(Compiled):
         sums = Tensor(self.loss_sums[0].asnumpy())
         skipped, weights = self.skipped, float(sums.asnumpy()[-1])
         # A dynamic scale gets the loss, because it is not lowered for what is not finite in the data.
-        sends = self.group is not None or self.window.collaborators.dynamic is not None
+        sends = self.group is not None or self.window.config.dynamic is not None
         updated = self.window.flush(sums if sends else None)
         if self.group is None and self.mean and not weights:  # other ranks may have weights
             empty = int(self.empty[0].asnumpy()) + self.skipped - skipped
@@ -342,7 +340,7 @@ class AccumulatedTrainStep(Compiled):
     @property
     def counts(self) -> tuple[int, int]:
         """tuple[int], the updates, and the windows skipped as non-finite, without those that overflowed."""
-        others = self.overflows + int(self.empty[0].asnumpy()) + self.window.collaborators.skipped_by_stages
+        others = self.overflows + int(self.empty[0].asnumpy()) + self.window.config.skipped_by_stages
         return self.updates, self.skipped - others
 
     @property
@@ -378,22 +376,22 @@ class AccumulatedTrainStep(Compiled):
     @property
     def ema(self) -> Ema | None:
         """Optional[Ema], the average of the weights."""
-        return self.window.collaborators.ema
+        return self.window.config.ema
 
     @property
     def loss_scale(self) -> float:
         """float, the current loss scale; 1 if there is none."""
-        return self.window.collaborators.loss_scale
+        return self.window.config.loss_scale
 
     @property
     def overflows(self) -> int:
         """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
-        return self.window.collaborators.overflows
+        return self.window.config.overflows
 
     @property
     def left_out(self) -> int:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self.window.collaborators.left_out
+        return self.window.config.left_out
 
     @property
     def grad_norm(self) -> float:
@@ -408,12 +406,12 @@ class _Collecting:
         step (AccumulatedTrainStep): the step, whose graph counts micro-batches and ends the window.
         terms (Terms): the terms.
         objective (Objective): the network and the terms.
-        collaborators (Collaborators): what a window works with.
+        config (WindowConfig): what a window works with.
     """
 
-    def __init__(self, step: AccumulatedTrainStep, terms: Terms, objective: Objective, collaborators: Collaborators):
+    def __init__(self, step: AccumulatedTrainStep, terms: Terms, objective: Objective, config: WindowConfig):
         self._step, self._terms = step, terms
-        self._windows = WindowOfTerms(objective, _Graph(step), collaborators, lambda: step.updates)
+        self._windows = WindowOfTerms(objective, _Graph(step), config, lambda: step.updates)
         self._last = Tensor(0.0, ms.float32)
         self.losses: list[Any] = []
         """list, the losses of the collected micro-batches."""

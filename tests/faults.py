@@ -39,7 +39,7 @@ class Fault(NamedTuple):
 FAULTS = {
     # The weight of a micro-batch
     "the weight enters a float16 backward": Fault(
-        "engine/collaborators.py",
+        "engine/config.py",
         "may_weigh = self.may_weigh_loss and not self.scales",
         "may_weigh = True",
         "test_driver.py",
@@ -113,7 +113,7 @@ FAULTS = {
         'scale = scale * scale\n        end["divisor"] = scale if divisor',
         ANY,
     ),
-    "not unscaled": Fault("engine/boundary.py", "if collaborators.scales else []", "if False else []", ANY),
+    "not unscaled": Fault("engine/boundary.py", "if config.scales else []", "if False else []", ANY),
     "the norm is scaled by the optimizer's scale": Fault("engine/boundary.py", " / self.own_scale", "", "engine"),
     "nothing is skipped": Fault(
         "engine/boundary.py",
@@ -137,14 +137,17 @@ FAULTS = {
         "engine/window.py", "cleared = (*cleared, ops.assign(weight_sum[0], Tensor(0.0, ms.float32)))", "pass", ANY
     ),
     "clear() of the driver clears nothing": Fault(
-        "training/window.py", "        self._ended = None\n        self._clear()\n", "        self._ended = None\n", ANY
+        "training/runners.py",
+        "        self._ended = None\n        self._clear()\n",
+        "        self._ended = None\n",
+        ANY,
     ),
     "gradients in another order": Fault(
         "engine/forward.py", "optimizer.parameters", "tuple(reversed(optimizer.parameters))", "engine/test_cells.py"
     ),
     # Policies
     "a left-out micro-batch keeps its weight": Fault(
-        "engine/cells.py", "counted = None if counted is None else counted * kept_factor", "pass", ANY
+        "engine/window.py", "None if weight is None else weight * kept_factor, kept", "weight, kept", ANY
     ),
     "weight 0 is left out": Fault(
         "engine/nonfinite.py",
@@ -154,7 +157,7 @@ FAULTS = {
     ),
     "ten in a row do not end the run": Fault("training/record.py", ">= SKIPPED_IN_A_ROW", "> SKIPPED_IN_A_ROW", "."),
     "skipped windows count as updates": Fault(
-        "training/window.py", "self.updates += self.updated\n", "self.updates += 1\n", ANY
+        "training/open_window.py", "self.updates += self.updated\n", "self.updates += 1\n", ANY
     ),
     "skipped windows count as updates in graphs": Fault(
         "engine/graph_window.py",
@@ -166,7 +169,7 @@ FAULTS = {
         "engine/graph_window.py", "ops.assign_add(self.skipped, ops.cast(skipped, ms.int32))", "", ANY
     ),
     "the scheduler steps in skipped windows": Fault(
-        "training/window.py",
+        "training/open_window.py",
         "            if self.scheduler is not None:\n                self.scheduler.step()",
         "        if self.scheduler is not None:\n            self.scheduler.step()",
         "training/test_state.py",
@@ -199,55 +202,57 @@ FAULTS = {
     ),
     # Records
     "the loss of the last micro-batch": Fault(
-        "training/window.py",
+        "training/window_loss.py",
         "total += value * (1.0 if self.summing else weight)\n            weights += weight",
         "total, weights = value * (1.0 if self.summing else weight), weight",
         ANY,
     ),
     "the loss is a mean of means": Fault(
-        "training/window.py",
+        "training/window_loss.py",
         "value * (1.0 if self.summing else weight)\n            weights += weight",
         "value\n            weights += 1",
         ANY,
     ),
     "the rate after the update": Fault(
-        "training/window.py",
+        "training/runners.py",
         "        lr = self._learning_rate()\n        updated, norm, *sums = self._optim(None if scalars is None else scalars())",
         "        updated, norm, *sums = self._optim(None if scalars is None else scalars())\n        lr = self._learning_rate()",
         "network/test_learning_rate.py test_driver.py",
     ),
     # States
-    "an open window is not resumed": Fault("training/window.py", 'if not window["micro_batches"]:', "if True:", ANY),
+    "an open window is not resumed": Fault(
+        "training/open_window.py", 'if not window["micro_batches"]:', "if True:", ANY
+    ),
     "its losses are not resumed": Fault(
-        "training/window.py", 'self._losses.load(window["loss"], window.get("bad", ()))', "pass", ANY
+        "training/open_window.py", 'self._losses.load(window["loss"], window.get("bad", ()))', "pass", ANY
     ),
     "its bad micro-batches are not resumed": Fault(
-        "training/window.py", 'window.get("bad", ())', "()", "test_driver.py"
+        "training/open_window.py", 'window.get("bad", ())', "()", "test_driver.py"
     ),
     "its accumulators are not saved": Fault(
-        "training/state.py", "{**self.parameters(), **accumulators}", "self.parameters()", ANY
+        "training/run_state.py", "{**self.parameters(), **accumulators}", "self.parameters()", ANY
     ),
-    "moments are not saved": Fault("training/state.py", '**_named("optimizer", optimizer_state), ', "", ANY),
+    "moments are not saved": Fault("training/run_state.py", '**_named("optimizer", optimizer_state), ', "", ANY),
     "Parameters in lists are not saved": Fault(
-        "training/state.py",
+        "training/run_state.py",
         "    return all_parameters(optimizer)",
         "    return list(optimizer.get_parameters())",
         "training/test_state.py",
     ),
     "the scheduler is not saved": Fault(
-        "training/state.py",
+        "training/run_state.py",
         "excluding(list(parameters_in(scheduler)), parameters.values())",
         "[]",
         "training/test_state.py",
     ),
     "the scale is not saved": Fault(
-        "engine/collaborators.py",
+        "engine/config.py",
         'parameters |= {f"loss_scale.{name}": parameter for name, parameter in self.dynamic.state.items()}',
         "pass",
         ANY,
     ),
     "the average is not saved": Fault(
-        "engine/collaborators.py",
+        "engine/config.py",
         'parameters |= {f"ema.{name}": parameter for name, parameter in self.ema.state.items()}',
         "pass",
         ANY,
@@ -336,34 +341,37 @@ FAULTS = {
         "loss/test_additivity.py",
     ),
     "terms divided by those of the micro-batch": Fault(
-        "training/terms.py",
+        "training/window_of_terms.py",
         "divisors = summed([micro_batch.divisors for micro_batch in collected], len(self._terms.names), self._group)",
         "divisors = summed([collected[0].divisors], len(self._terms.names), self._group)",
         "training/test_windows_of_terms.py",
     ),
     "columns of terms are not copied": Fault(
-        "training/terms.py",
+        "training/window_of_terms.py",
         "tuple(copied(column) for column in micro_batch)",
         "tuple(micro_batch)",
         "training/test_windows_of_terms.py",
     ),
     "coefficients count in the shown terms": Fault(
-        "training/terms.py",
+        "training/window_of_terms.py",
         "(coefficients * shares, shares)",
         "(coefficients * shares, coefficients * shares)",
         "training/test_windows_of_terms.py test_terms_in_model.py",
     ),
     "a coupled loss of each micro-batch": Fault(
-        "training/coupled.py",
+        "training/window_of_batch.py",
         "gathered = [gather_rows(np.concatenate(parts), self._group)",
         "gathered = [gather_rows(np.concatenate([part * (number == 0) for number, part in enumerate(parts)]), self._group)",
         "engine/test_coupled.py",
     ),
     "the third pass draws other masks": Fault(
-        "training/coupled.py", "        restore(copies)\n", "", "engine/test_coupled.py"
+        "training/window_of_batch.py", "        restore(copies)\n", "", "engine/test_coupled.py"
     ),
     "parameters of a coupled loss count in each micro-batch": Fault(
-        "training/coupled.py", "*[zeros] * (count - 1)]", "*[Tensor(array)] * (count - 1)]", "engine/test_coupled.py"
+        "training/window_of_batch.py",
+        "*[zeros] * (count - 1)]",
+        "*[Tensor(array)] * (count - 1)]",
+        "engine/test_coupled.py",
     ),
     # Networks and optimizers
     "repeated words are not summed": Fault(
@@ -447,7 +455,7 @@ FAULTS = {
         "engine/boundary.py", "if users or narrow else", "if narrow else", "engine/test_stages.py"
     ),
     "what a stage remembers is not saved": Fault(
-        "engine/collaborators.py", "parameters |= stage.state", "pass", "engine/test_stages.py"
+        "engine/config.py", "parameters |= stage.state", "pass", "engine/test_stages.py"
     ),
     "a stage that skips lowers the scale": Fault(
         "engine/loss_scale.py", 'ops.logical_not(ops.isfinite(end["norm"]))', 'ops.logical_not(end["keep"])', ANY
@@ -456,7 +464,7 @@ FAULTS = {
         "training/record.py", "not (math.isfinite(grad_norm) or overflow)", "not overflow", ANY
     ),
     "a stage that skips is not finite for Model": Fault(
-        "model_step.py", " + self.window.collaborators.skipped_by_stages", "", ANY
+        "model_step.py", " + self.window.config.skipped_by_stages", "", ANY
     ),
     # Ranks
     "the weight of a rank is lost": Fault("ranks/reduction.py", 'end["weight_sum"] = others[0]', "pass", RANKS),
@@ -512,7 +520,7 @@ FAULTS = {
         RANKS,
     ),
     "weight 0 of a rank lets the others wait": Fault(
-        "training/window.py", "            self._add_zeros()\n", "            pass\n", RANKS
+        "training/runners.py", "            self._add_zeros()\n", "            pass\n", RANKS
     ),
     # Model
     "a tail in Model is not flushed": Fault(
@@ -565,7 +573,7 @@ FAULTS = {
         "training/test_data.py",
     ),
     "overflow of terms forgotten": Fault(
-        "training/terms.py",
+        "training/window_of_terms.py",
         "ops.assign(skips.counts, Tensor([0.0, overflows], ms.float32))",
         "ops.assign(skips.counts, Tensor([0.0, 0.0], ms.float32))",
         "training/test_windows_of_terms.py test_any_window.py",
@@ -601,7 +609,7 @@ FAULTS = {
         "test_terms_in_model.py",
     ),
     "parameters of a coupled loss counted on each rank": Fault(
-        "training/coupled.py",
+        "training/window_of_batch.py",
         "[Tensor(array) if is_first(self._group) else zeros, *[zeros] * (count - 1)]",
         "[Tensor(array), *[zeros] * (count - 1)]",
         "ranks/test_ranks_coupled.py",

@@ -147,8 +147,8 @@ def in_both(name, replacement, of_tree=None):
     ]
 
 
-def never_emptied(update, collaborators, rule, *, empties, make=NativeUpdate.__init__):
-    make(update, collaborators, rule, empties=False)
+def never_emptied(update, config, rule, *, empties, make=NativeUpdate.__init__):
+    make(update, config, rule, empties=False)
     update.empties = empties
 
 

@@ -296,7 +296,7 @@ def uneven(group):
     """Loops of ranks that have other numbers of micro-batches."""
     every, on_host = {"sync_every_micro_batch": True}, ranks.on_host
     return {
-        "tail plain": looped(group, "tail"),
+        "tail plain": on_host(looped, group, "tail"),
         "more windows in step": on_host(looped, group, "more windows", **every),
         "scaled sums": on_host(looped, group, "more windows", scaled=True, reduction="sum"),
     }

@@ -10,7 +10,7 @@ from mindspore import nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
-import ms_accum.training.terms
+import ms_accum.training.window_of_terms
 import ranks
 import several_terms
 from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation, Terms, ZeroOptimizer
@@ -99,17 +99,17 @@ class _Watch(Callback):
 
 def exchanges(group):
     """How often the host sums over the ranks in a run of two windows: once for the divisors of each."""
-    counted, summed = [], ms_accum.training.terms.summed
+    counted, summed = [], ms_accum.training.window_of_terms.summed
 
     def count(rows, size, of):
         counted.append(size)
         return summed(rows, size, of)
 
-    ms_accum.training.terms.summed = count
+    ms_accum.training.window_of_terms.summed = count
     try:
         trained_by(group)
     finally:
-        ms_accum.training.terms.summed = summed
+        ms_accum.training.window_of_terms.summed = summed
     return counted
 
 

@@ -23,7 +23,7 @@ from systems import check_program
 
 SEED = int(os.environ["MS_ACCUM_SEED"])
 PROGRAMS, MORE_PROGRAMS = 40, 150  # of each way, operator by operator
-COMPILED, MORE_COMPILED = 2, 8
+COMPILED, MORE_COMPILED = 1, 8
 ON_RANKS, MORE_ON_RANKS = 10, 60
 
 pytestmark = pytest.mark.filterwarnings(

@@ -169,6 +169,7 @@ def faults(name, result):
     return [result["error"]] if result["error"] else not_printed(outputs(TEXTS[name]), result["printed"])
 
 
+@pytest.mark.slow
 def test_readme_python_runs_and_learns(tmp_path):
     result = of_documents(["README.md"], tmp_path)["README.md"]
     assert faults("README.md", result) == []

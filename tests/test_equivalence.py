@@ -443,7 +443,7 @@ def graphs(setting, tail=False):
     return ["TrainClear", "TrainForwardBackward", "TrainOptim"]
 
 
-@pytest.mark.parametrize("setting", ["0", "1"])
+@pytest.mark.parametrize("setting", [pytest.param("0", marks=pytest.mark.slow), "1"])
 def test_one_training_graph_per_shape(setting, compiles, rng, monkeypatch):
     monkeypatch.setenv(native.SWITCH, setting)
     network = Head()
@@ -455,6 +455,7 @@ def test_one_training_graph_per_shape(setting, compiles, rng, monkeypatch):
     assert compiles[len(first) :] == [next(name for name in first if name in ("_AddAndEnd", "TrainForwardBackward"))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_full_windows_of_one_shape_compile_few_graphs(setting, compiles, rng, monkeypatch):
     monkeypatch.setenv(native.SWITCH, setting)
@@ -475,7 +476,7 @@ def test_evaluation_between_runs_does_not_recompile_training(compiles, rng):
     assert sorted(compiles) == ["Head", *graphs("1")]
 
 
-@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("window", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_accumulator_step_compiles_one_graph_per_shape(window, compiles, rng):
     network, loss_fn = nn.Dense(6, 3), cross_entropy()
     optimizer = nn.SGD(network.trainable_params(), 0.1)

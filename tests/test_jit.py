@@ -92,6 +92,7 @@ print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
     assert last == "[0.] [0.]"
 
 
+@pytest.mark.slow
 def test_dynamic_shapes_work_without_own_operators(monkeypatch, rng):
     """With them MindSpore fails: it does not know the shapes of gradients."""
     monkeypatch.setenv("MS_ACCUM_NATIVE", "0")

@@ -19,7 +19,7 @@ from mindspore.experimental import optim as experimental
 from conftest import CORES
 from helpers import batches, cross_entropy, has_stage, run
 from ms_accum import Accumulator, GradientAccumulation, ZeroOptimizer, native
-from ms_accum.engine.collaborators import resolve
+from ms_accum.engine.config import resolve
 from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.network.kernels import kernels
 from reference import miss

@@ -84,6 +84,7 @@ def test_gradients_agree(steps):
     assert max(difference for _, _, difference in result.table) < 1e-4 and min(norm for _, norm, _ in result.table) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.graph
 def test_gradients_agree_in_graph_mode():
     test_gradients_agree(3)

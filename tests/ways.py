@@ -85,7 +85,7 @@ class Trained:
         self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
         policy = {name: options[name] for name in ("nonfinite", "compile") if name in options}
         self.clear = TrainClear(grad_sum, **shared, **policy)
-        self.system = self.optim.window.collaborators
+        self.system = self.optim.window.config
 
     def train(self, micro_batches):
         """Train one epoch; the tail is flushed."""

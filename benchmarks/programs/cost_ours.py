@@ -14,10 +14,10 @@ from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
 from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail
-from ms_accum.engine.collaborators import resolve
+from ms_accum.engine.config import resolve
 from ms_accum.engine.window import new_window
 from ms_accum.network.state import unique_name
-from ms_accum.training.window import _Accumulating
+from ms_accum.training.runners import Accumulating
 
 # What users may add to the driver.
 COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -66,11 +66,11 @@ class Windows:
     """Our Cells, called in several ways; each returns the last loss.
 
     Args:
-        ours (_Accumulating): the Cells.
+        ours (Accumulating): the Cells.
         data (list[tuple]): the micro-batches of a window.
     """
 
-    def __init__(self, ours: _Accumulating, data: list[tuple]):
+    def __init__(self, ours: Accumulating, data: list[tuple]):
         self._ours, self._data = ours, data
         self._weight = Tensor(float(data[0][0].shape[0]), ms.float32)  # rows, as the driver has them
 
@@ -94,10 +94,10 @@ class Windows:
         return loss
 
 
-def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> _Accumulating:
+def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> Accumulating:
     """Return the Cells of the driver around a window of their own."""
-    collaborators = resolve("cost", optimizer, forward, weighted=True, compiles=True)
-    return _Accumulating(forward, new_window(unique_name("cost"), collaborators))
+    config = resolve("cost", optimizer, forward, weighted=True, compiles=True)
+    return Accumulating(forward, new_window(unique_name("cost"), config))
 
 
 def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]:

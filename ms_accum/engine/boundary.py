@@ -9,7 +9,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
 from ..ranks.reduction import SumOverRanks
-from .collaborators import Collaborators
+from .config import WindowConfig
 from .loss_scale import own_scale
 from .native_update import native_update
 from .nonfinite import LeftOut
@@ -54,7 +54,7 @@ class Boundary:
     apply to the gradient after that.
 
     Args:
-        collaborators (Collaborators): what the window works with.
+        config (WindowConfig): what the window works with.
         accumulated (bool): whether the gradients are accumulators, which may be multiplied in place.
         may_empty (bool): whether these may be emptied. Default: ``False``.
         touched (Sequence[Parameter]): more Parameters that a branch with the optimizer uses. Default: none.
@@ -62,36 +62,36 @@ class Boundary:
 
     def __init__(
         self,
-        collaborators: Collaborators,
+        config: WindowConfig,
         *,
         accumulated: bool,
         may_empty: bool = False,
         touched: Sequence[Parameter] = (),
     ):
-        optimizer, sums = collaborators.optimizer, collaborators.summing.at_the_end
+        optimizer, sums = config.optimizer, config.summing.at_the_end
         rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
-        used = (*optimizer.get_parameters(), *rates, *collaborators.changed, *touched)
+        used = (*optimizer.get_parameters(), *rates, *config.changed, *touched)
         self.touched = tuple({id(parameter): parameter for parameter in used}.values())
         # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
-        self.skips = collaborators.skips if accumulated else None
+        self.skips = config.skips if accumulated else None
         in_place = accumulated and (sums is None or sums.in_place)
-        users, dynamic, ema = collaborators.stages, collaborators.dynamic, collaborators.ema
-        native = native_update(collaborators, empties=in_place and may_empty and not users)
-        measures = collaborators.kernels if sums is None else sums
-        narrow = any(parameter.dtype != ms.float32 for parameter in collaborators.parameters)
+        users, dynamic, ema = config.stages, config.dynamic, config.ema
+        native = native_update(config, empties=in_place and may_empty and not users)
+        measures = config.kernels if sums is None else sums
+        narrow = any(parameter.dtype != ms.float32 for parameter in config.parameters)
 
         stages: list[Any] = []
         stages += [] if sums is None else [SumOverRanks(sums)]
         stages += [] if self.skips is None else [LeftOut(self.skips, on_ranks=sums is not None)]
         stages += [Divide()]
-        stages += [Unscale(collaborators.changing_scale, collaborators.scale)] if collaborators.scales else []
+        stages += [Unscale(config.changing_scale, config.scale)] if config.scales else []
         stages += [Norm(measures, own_scale(optimizer))]
-        stages += [] if collaborators.clip_norm is None else [Clip(collaborators.clip_norm)]
+        stages += [] if config.clip_norm is None else [Clip(config.clip_norm)]
         stages += [Multiply(in_place)] if native is None or users else []
         stages += users
-        stages += [Cast(collaborators.parameters)] if native is None else []
+        stages += [Cast(config.parameters)] if native is None else []
         stages += [Finite(measures)] if users or narrow else []
-        stages += [Update(collaborators, self.touched) if native is None else native]
+        stages += [Update(config, self.touched) if native is None else native]
         stages += [] if dynamic is None else [dynamic]
         stages += [] if ema is None or native is not None else [ema]
         self.stages = tuple(stages)

@@ -26,7 +26,7 @@ from ..network.state import attached, untracked
 from ..ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
 from ..ranks.group import Group
 from ..ranks.zero import ZeroOptimizer
-from .collaborators import Collaborators, resolve
+from .config import WindowConfig, resolve
 from .ema import Ema
 from .forward import Forward, check_network
 from .nonfinite import SKIP_MICRO, SkipMicro, policy_of, skip_micro_of
@@ -129,7 +129,7 @@ class TrainForwardBackward(Compiled):
     def _set_up(self, window: Window, network: nn.Cell, sens: float) -> None:
         self.contains(network)
         self.window = window
-        self.loss_and_gradients = Forward(network, window.collaborators, sens)
+        self.loss_and_gradients = Forward(network, window.config, sens)
         self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
@@ -140,12 +140,9 @@ class TrainForwardBackward(Compiled):
         if window.weight_sum:
             counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
         loss, grads = call(self.loss_and_gradients, inputs, weight=counted if window.weighs_loss else None)
-        kept_factor = None
-        if window.skips is not None:
-            weight = Tensor(1.0, ms.float32) if counted is None else counted
-            total = loss[0] if self.loss_and_gradients.has_terms else loss
-            kept_factor, left_out = window.skips(window.kernels, grads, total, weight)
-            counted = None if counted is None else counted * kept_factor
+        total = loss[0] if self.loss_and_gradients.has_terms else loss
+        counted, kept_factor, left_out = window.leave_out(grads, counted, total)
+        if kept_factor is not None:
             loss = ops.where(left_out, Tensor(_NAN, ms.float32), ops.cast(loss, ms.float32))
         loss = ops.depend(loss, window.add(grads, counted, kept_factor=kept_factor))
         return loss if self.through_branch is None else self.through_branch(loss)
@@ -223,7 +220,7 @@ class TrainOptim(Compiled):
         self._set_up(window)
 
     def _set_up(self, window: Window) -> None:
-        self.contains(window.collaborators.optimizer)
+        self.contains(window.config.optimizer)
         self.window = window
 
     def construct(self, figures: Any = None) -> Any:
@@ -284,16 +281,16 @@ class TrainClear(Compiled):
 
 
 def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainForwardBackward, TrainOptim, TrainClear]:
-    """Return the three Cells for an existing window, whose collaborators have been checked.
+    """Return the three Cells for an existing window, whose config have been checked.
 
     Args:
         window (Window): the window.
         network (Cell): returns a micro-batch's loss from its columns.
         sens (float): a constant loss scale, by which the optimizer divides.
     """
-    collaborators = window.collaborators
-    forward_backward = _empty(TrainForwardBackward, collaborators)
-    optim, clear = _empty(TrainOptim, collaborators), _empty(TrainClear, collaborators)
+    config = window.config
+    forward_backward = _empty(TrainForwardBackward, config)
+    optim, clear = _empty(TrainOptim, config), _empty(TrainClear, config)
     forward_backward._set_up(window, network, sens)
     optim._set_up(window)
     clear._set_up(window.kernels, window.grad_sum, window.weight_sum, window.skips)
@@ -302,16 +299,16 @@ def cells_around(window: Window, network: nn.Cell, sens: float) -> tuple[TrainFo
 
 def part_of_larger_graph(window: Window, network: nn.Cell, sens: float) -> TrainForwardBackward:
     """Return the first of these Cells to be called in another one's graph, without a branch of its own."""
-    cell = _empty(TrainForwardBackward, window.collaborators)
+    cell = _empty(TrainForwardBackward, window.config)
     cell._set_up(window, network, sens)
     cell.through_branch = None
     return cell
 
 
-def _empty(kind: type[_Cell], collaborators: Collaborators) -> _Cell:
+def _empty(kind: type[_Cell], config: WindowConfig) -> _Cell:
     """Return a Cell without a window. Its own constructor would make a window from the user's arguments."""
     cell: _Cell = kind.__new__(kind)
-    Compiled.__init__(cell, collaborators.owner, collaborators.compiles)
+    Compiled.__init__(cell, config.owner, config.compiles)
     return cell
 
 
@@ -341,7 +338,7 @@ def _window_of(
     if network is not None:
         check_network(owner, network)
         check_gradient(owner, network, compiles)
-    collaborators = resolve(
+    config = resolve(
         owner,
         optimizer,
         network,
@@ -357,34 +354,34 @@ def _window_of(
         in_graph=True,
         accumulators=grad_sum,
     )
-    _check_accumulators(collaborators, grad_sum, sync_every_micro_batch)
+    _check_accumulators(config, grad_sum, sync_every_micro_batch)
     if network is not None:
         tune(owner, network.get_parameters())
-    group = collaborators.group
+    group = config.group
     if group is not None:
         weights = "none" if weight_sum is None else "given"
         facts = {**settings, "'weight_sum'": weights, "'sync_every_micro_batch'": sync_every_micro_batch}
-        agree(owner, group, {**facts, **collaborators.equal_on_ranks, **facts_of(optimizer, network)})
+        agree(owner, group, {**facts, **config.equal_on_ranks, **facts_of(optimizer, network)})
         if network is None:
             take_from_rank_0(optimizer.parameters, group)
         else:
             prepare_on_ranks(network, optimizer.parameters, group)
-    return Window(collaborators, grad_sum, weight_sum)
+    return Window(config, grad_sum, weight_sum)
 
 
-def _check_accumulators(collaborators: Collaborators, grad_sum: Any, sync_every_micro_batch: bool) -> None:
+def _check_accumulators(config: WindowConfig, grad_sum: Any, sync_every_micro_batch: bool) -> None:
     """Raise an error unless the accumulators match this Cell, and Cells that share them have equal settings."""
-    owner, optimizer, like = collaborators.owner, collaborators.optimizer, collaborators.summing.like
+    owner, optimizer, like = config.owner, config.optimizer, config.summing.like
     source = "optimizer.parameters" if like is optimizer.parameters else "optimizer.inner.parameters"
     remedy = f"Make them of '{source}'."
     tree.check_number(owner, "grad_sum", grad_sum, like, remedy)
     tree.check_shapes(owner, "grad_sum", grad_sum, like, remedy)
     settings = {
         "sync_every_micro_batch": sync_every_micro_batch,
-        "weight_sum": "given" if collaborators.weighted else "None",
-        "group": "auto" if collaborators.summing.of_micro_batch else "None",
-        "loss_scale": "a dynamic one" if collaborators.dynamic else collaborators.scale,
-        "nonfinite": collaborators.policy,
+        "weight_sum": "given" if config.weighted else "None",
+        "group": "auto" if config.summing.of_micro_batch else "None",
+        "loss_scale": "a dynamic one" if config.dynamic else config.scale,
+        "nonfinite": config.policy,
     }
     known = attached(grad_sum[0], "_ms_accum_settings", lambda: settings)
     for name, value in settings.items():

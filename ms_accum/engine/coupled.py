@@ -5,7 +5,7 @@ Setup", 2021). The loss needs all representations of a window at once, but not t
 are three passes:
 1. the representations of each micro-batch, without gradients; 2. the loss of all representations, and its gradient with
 respect to each; 3. each micro-batch again: the sum of its representations times these gradients is differentiated.
-`training/coupled.py` runs the passes; this module defines what is compiled for each.
+`training/window_of_batch.py` runs the passes; this module defines what is compiled for each.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from ..loss.terms import WeighedTerms
 from ..network import tree
 from ..network.calls import call
 from ..network.state import untracked
-from .collaborators import Collaborators
+from .config import WindowConfig
 
 
 class Forward(nn.Cell):
@@ -22,24 +22,24 @@ class Forward(nn.Cell):
 
     Args:
         network (Cell): returns the loss.
-        collaborators (Collaborators): has the optimizer, whose parameters are differentiated, and the loss scale.
+        config (WindowConfig): has the optimizer, whose parameters are differentiated, and the loss scale.
         sens (float): another constant scale.
     """
 
-    def __init__(self, network: nn.Cell, collaborators: Collaborators, sens: float):
+    def __init__(self, network: nn.Cell, config: WindowConfig, sens: float):
         super().__init__(auto_prefix=False)
-        self.owner = collaborators.owner
+        self.owner = config.owner
         self.network = network
         self.has_loss_fn = isinstance(network, WithLoss)
         self.has_terms = isinstance(network, WeighedTerms)
         """bool, whether the loss that is returned is a vector of the loss and its terms."""
-        self.sens = sens * collaborators.scale
-        self.changing = untracked(collaborators.changing_scale)
-        self.parameters = collaborators.parameters
-        tables = collaborators.tables
+        self.sens = sens * config.scale
+        self.changing = untracked(config.changing_scale)
+        self.parameters = config.parameters
+        tables = config.tables
         self.rejects_rows = tree.RejectsRows(self.owner, tables) if tables else None
         self.frozen = _frozen(self.parameters)
-        self.differentiate = ms.value_and_grad(self.forward, None, collaborators.optimizer.parameters, has_aux=True)
+        self.differentiate = ms.value_and_grad(self.forward, None, config.optimizer.parameters, has_aux=True)
 
     def forward(self, scale: Any, *inputs: Any) -> Any:
         loss = call(self.network, inputs)

@@ -16,7 +16,7 @@ from ..network.compiled import Compiled
 from ..network.state import state
 from ..ranks.agreement import check_drift
 from ..ranks.group import Group
-from .collaborators import Collaborators
+from .config import WindowConfig
 from .ema import check_not_applied
 from .ends import Sizes, is_full
 from .window import Window, new_window
@@ -104,25 +104,25 @@ class GraphWindow:
 
     Args:
         name (str): the first part of its Parameters' names.
-        collaborators (Collaborators): what the window works with.
+        config (WindowConfig): what the window works with.
         sizes (Sizes): the sizes of windows.
         size_argument (Argument): the class and the argument that set them, for error messages.
     """
 
-    def __init__(self, name: str, collaborators: Collaborators, sizes: Sizes, size_argument: _check.Argument):
-        self.collaborators = collaborators
+    def __init__(self, name: str, config: WindowConfig, sizes: Sizes, size_argument: _check.Argument):
+        self.config = config
         self._size_argument = size_argument
-        self.group = collaborators.group
-        self.weighted = collaborators.weighted
-        self.parameters = collaborators.parameters
-        self.scale = collaborators.scale if collaborators.dynamic is None else collaborators.dynamic.value
+        self.group = config.group
+        self.weighted = config.weighted
+        self.parameters = config.parameters
+        self.scale = config.scale if config.dynamic is None else config.dynamic.value
         """Union[float, Parameter], the loss scale."""
         self.rank_status = None if self.group is None else RankStatus(name, self.group)
         """Optional[RankStatus], what ranks send with the sums of a window; None for a single process."""
         touched = () if self.rank_status is None else self.rank_status.parameters
         # A window of 1 needs no accumulators in a single process with dense gradients.
-        at_once = sizes.constant == 1 and self.group is None and not collaborators.sparse
-        self.sums = Window(collaborators, None) if at_once else new_window(name, collaborators, touched=touched)
+        at_once = sizes.constant == 1 and self.group is None and not config.sparse
+        self.sums = Window(config, None) if at_once else new_window(name, config, touched=touched)
         self.sizes = sizes
         self.next_size = None if sizes.constant else sizes.function or _SizeBySteps(sizes.steps)
         self.size = state(f"{name}.window", sizes.size_after(Tensor(0, ms.int32) if sizes.function else 0), ms.int32)
@@ -138,7 +138,7 @@ class GraphWindow:
         self.grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
         """Parameter, the norm of the last window's gradient, before clipping."""
         self.outside = Outside()
-        self.compiles = collaborators.compiles
+        self.compiles = config.compiles
         """bool, whether calls outside of graphs are compiled."""
         self.through_branch = branch(self.compiles)
         self._end_compiled = _End(size_argument.owner, self)
@@ -279,7 +279,7 @@ class GraphWindow:
         """
         if self.rank_status is None and not int(self.micro_batches.asnumpy()):
             return False
-        check_not_applied("flush", self.collaborators.ema)
+        check_not_applied("flush", self.config.ema)
         if self.rank_status is None:
             return self._end_now(scalars)
         self.rank_status.flushing(True)
@@ -341,7 +341,7 @@ class GraphWindow:
         if self.group is not None:
             owner, argument = self._size_argument
             size = {f"'{argument}'": int(self.size.asnumpy())}
-            check_drift(owner, self.group, self.parameters, self.collaborators.optimizer, size)
+            check_drift(owner, self.group, self.parameters, self.config.optimizer, size)
 
     def resize(self, size: int) -> None:
         """Change the size between windows."""
@@ -363,15 +363,15 @@ class GraphWindow:
         """dict, the settings that must be equal in a resumed run."""
         return {
             "accumulate_step": int(self.size.asnumpy()) if self.sizes.constant else self.sizes.settings,
-            "reduction": "mean" if self.collaborators.weighted else "sum",
-            **self.collaborators.settings,
+            "reduction": "mean" if self.config.weighted else "sum",
+            **self.config.settings,
         }
 
     @property
     def state(self) -> dict[str, Any]:
         """dict, its Parameters by name; with several ranks without the sums, because they save between windows only."""
         parameters = {name: getattr(self, name) for name in ("size", "micro_batches", *_COUNTERS)}
-        parameters |= self.collaborators.state
+        parameters |= self.config.state
         sums = self.sums.state
         if self.group is not None:
             sums = {name: parameter for name, parameter in sums.items() if name == "counts"}
@@ -385,7 +385,7 @@ class _End(Compiled):
     """Ends a window outside the user's step. A Cell, because a graph of `ms.jit` does not see weights loaded later."""
 
     def __init__(self, owner: str, window: GraphWindow):
-        super().__init__(owner, True, window.collaborators.optimizer)
+        super().__init__(owner, True, window.config.optimizer)
         self.window = window
 
     def construct(self, scalars: Any) -> Any:
@@ -396,7 +396,7 @@ class _TakePart(Compiled):
     """Takes part in the other ranks' micro-batch outside the user's step."""
 
     def __init__(self, owner: str, window: GraphWindow):
-        super().__init__(owner, True, window.collaborators.optimizer)
+        super().__init__(owner, True, window.config.optimizer)
         self.window = window
 
     def construct(self, scalars: Any) -> Any:

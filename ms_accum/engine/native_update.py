@@ -11,7 +11,7 @@ from mindspore.experimental import optim as experimental
 from ..network import tree
 from ..network.kernels import operator
 from ..network.optimizers import parameters_in
-from .collaborators import Collaborators
+from .config import WindowConfig
 
 
 @ms.jit_class
@@ -19,14 +19,14 @@ class NativeUpdate:
     """Updates in the place of an optimizer whose rule is in `native.cc`, and of `Ema`.
 
     Args:
-        collaborators (Collaborators): what the window works with.
+        config (WindowConfig): what the window works with.
         rule (Union[_OfNN, _AdamW]): the optimizer's rule.
         empties (bool): whether the gradients are accumulators, which are zero after it, also if nothing is updated.
             Otherwise they are as before.
     """
 
-    def __init__(self, collaborators: Collaborators, rule: Any, *, empties: bool):
-        owner, optimizer = collaborators.owner, collaborators.optimizer
+    def __init__(self, config: WindowConfig, rule: Any, *, empties: bool):
+        owner, optimizer = config.owner, config.optimizer
 
         def check() -> bool:
             """Raise an error if the optimizer would compute something else by now. Runs when a graph is compiled."""
@@ -41,10 +41,10 @@ class NativeUpdate:
         self.empties = empties
         """bool, whether the accumulators are zero after it."""
         self.rule = rule
-        self.parameters = collaborators.parameters
-        self.ema = collaborators.ema
+        self.parameters = config.parameters
+        self.ema = config.ema
         self.averages = () if self.ema is None else self.ema.averages
-        self.operator = operator(collaborators.kernels.library, rule.name, ms.bool_)
+        self.operator = operator(config.kernels.library, rule.name, ms.bool_)
         # All groups have the same counters, so the last one advances them.
         self.counters = (*[()] * (len(rule.spans) - 1), rule.counters)
         self.groups = tuple(
@@ -84,10 +84,10 @@ class NativeUpdate:
         return end
 
 
-def native_update(collaborators: Collaborators, *, empties: bool) -> NativeUpdate | None:
+def native_update(config: WindowConfig, *, empties: bool) -> NativeUpdate | None:
     """Return the operator that computes what the optimizer would; None if there is none."""
-    rule = None if collaborators.kernels.library is None else _rule_of(collaborators.optimizer)
-    return None if rule is None else NativeUpdate(collaborators, rule, empties=empties)
+    rule = None if config.kernels.library is None else _rule_of(config.optimizer)
+    return None if rule is None else NativeUpdate(config, rule, empties=empties)
 
 
 # The rules: what `native.cc` needs of each optimizer

@@ -12,7 +12,7 @@ from ..network import tree
 from ..network.calls import call
 from ..network.compiled import Compiled
 from ..network.optimizers import runs_compiled
-from .collaborators import Collaborators
+from .config import WindowConfig
 
 
 @ms.jit_class
@@ -72,14 +72,14 @@ class Update:
     """Calls the optimizer, or skips.
 
     Args:
-        collaborators (Collaborators): what the window works with.
+        config (WindowConfig): what the window works with.
         touched (Sequence[Parameter]): what its branch uses; see `Boundary.touch`.
     """
 
-    def __init__(self, collaborators: Collaborators, touched: Sequence[Parameter]):
-        optimizer = collaborators.optimizer
-        outside = not collaborators.compiles and runs_compiled(optimizer)
-        self.outside = _UpdateOutside(collaborators.owner, optimizer) if outside else None
+    def __init__(self, config: WindowConfig, touched: Sequence[Parameter]):
+        optimizer = config.optimizer
+        outside = not config.compiles and runs_compiled(optimizer)
+        self.outside = _UpdateOutside(config.owner, optimizer) if outside else None
         self.optimizer, self.touched = optimizer, tuple(touched)
 
     def __call__(self, end: Any) -> Any:

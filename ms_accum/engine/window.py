@@ -16,7 +16,7 @@ from ..network import tree
 from ..network.kernels import Kernels
 from ..network.state import state, untracked, zeros_like
 from .boundary import Boundary
-from .collaborators import Collaborators
+from .config import WindowConfig
 from .nonfinite import SkipMicro
 
 
@@ -25,7 +25,7 @@ class Window:
     """The accumulators of a window, what is added to them, and how the window ends.
 
     Args:
-        collaborators (Collaborators): what the window works with.
+        config (WindowConfig): what the window works with.
         grad_sum (Optional[Sequence[Parameter]]): the accumulators. None: a window of one micro-batch, which has none.
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
         may_empty (bool): whether its end may leave it empty, which is faster. Default: ``False``, for accumulators of
@@ -35,29 +35,41 @@ class Window:
 
     def __init__(
         self,
-        collaborators: Collaborators,
+        config: WindowConfig,
         grad_sum: Sequence[Parameter] | None,
         weight_sum: Parameter | None = None,
         *,
         may_empty: bool = False,
         touched: Sequence[Parameter] = (),
     ):
-        self.collaborators = collaborators
-        self.kernels = collaborators.kernels
-        self.sparse = collaborators.sparse
+        self.config = config
+        self.kernels = config.kernels
+        self.sparse = config.sparse
         self.mindspores = Kernels()
         self.has_sums = grad_sum is not None
         self.grad_sum = tuple(grad_sum or ())
         self.weight_sum = untracked(weight_sum)
-        self.skips = collaborators.skips if self.has_sums else None
-        self.weighs_loss = collaborators.weighs_loss and self.has_sums
+        self.skips = config.skips if self.has_sums else None
+        self.weighs_loss = config.weighs_loss and self.has_sums
         """bool, whether a loss is multiplied by its weight, instead of the gradients."""
-        self.sum_over_ranks = collaborators.summing.of_micro_batch
-        self.names = tuple(parameter.name for parameter in collaborators.parameters)
-        self.shapes = tuple(parameter.shape for parameter in collaborators.parameters)
-        self.boundary = Boundary(collaborators, accumulated=self.has_sums, may_empty=may_empty, touched=touched)
+        self.sum_over_ranks = config.summing.of_micro_batch
+        self.names = tuple(parameter.name for parameter in config.parameters)
+        self.shapes = tuple(parameter.shape for parameter in config.parameters)
+        self.boundary = Boundary(config, accumulated=self.has_sums, may_empty=may_empty, touched=touched)
         self.is_empty_when_closed = self.boundary.empties
         """bool, whether its end leaves it empty."""
+
+    def leave_out(self, gradients: Any, weight: Any, loss: Any = None) -> Any:
+        """Decide whether a micro-batch is left out because it is not finite: what precedes `add`, with its results.
+
+        Returns:
+            tuple, its weight, 0 if it is left out; the same as a factor, None if none ever is; and whether it is left
+            out, a Tensor, or False if none ever is.
+        """
+        if self.skips is None:
+            return weight, None, False
+        kept_factor, left_out = self.skips(self.kernels, gradients, loss, weight)
+        return None if weight is None else weight * kept_factor, kept_factor, left_out
 
     def add(
         self, gradients: Any, weight: Any = None, extra: Any = (), kept_factor: Any = None, sparse: bool = False
@@ -155,8 +167,8 @@ def clear_scalars(weight_sum: tuple, skips: SkipMicro | None) -> Any:
     return cleared
 
 
-def new_window(name: str, collaborators: Collaborators, *, touched: Iterable[Parameter] = ()) -> Window:
+def new_window(name: str, config: WindowConfig, *, touched: Iterable[Parameter] = ()) -> Window:
     """Return a window with new accumulators, whose names begin with `name`."""
-    grad_sum = zeros_like(f"{name}.grad_sum", collaborators.summing.like)
-    weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if collaborators.weighted else None
-    return Window(collaborators, grad_sum, weight_sum, may_empty=True, touched=tuple(touched))
+    grad_sum = zeros_like(f"{name}.grad_sum", config.summing.like)
+    weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if config.weighted else None
+    return Window(config, grad_sum, weight_sum, may_empty=True, touched=tuple(touched))

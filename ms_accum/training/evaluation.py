@@ -11,7 +11,7 @@ from mindspore.train import Loss
 from mindspore.train.metrics import get_metrics, names
 
 from .. import _check
-from ..engine.collaborators import Collaborators
+from ..engine.config import WindowConfig
 from ..engine.ema import averaged
 from ..loss.known_losses import runnable
 from ..loss.objective import Objective
@@ -23,8 +23,9 @@ from ..network.training_mode import training_mode
 from ..ranks.group import broadcast_number, total
 from .callbacks import UNKNOWN, Callbacks
 from .data import Data, restoring_generators
-from .terms import TermsOfBatches
-from .window import OpenWindow, WindowLoss
+from .open_window import OpenWindow
+from .window_loss import WindowLoss
+from .window_of_terms import TermsOfBatches
 
 _OWNER = "train_process"
 
@@ -90,7 +91,7 @@ class Evaluation:
 
     Args:
         objective (Objective): the network, its loss, and what that averages over.
-        collaborators (Collaborators): have the average of the weights, which is evaluated, and the ranks: all get rank
+        config (WindowConfig): has the average of the weights, which is evaluated, and the ranks: all get rank
             0's results, so that callbacks decide alike.
         dataset (Union[Dataset, Iterable]): batches of what the network and the loss take.
         metrics (Union[None, dict, set]): as for `mindspore.train.Model`: names, or names and Metrics.
@@ -101,14 +102,14 @@ class Evaluation:
     def __init__(
         self,
         objective: Objective,
-        collaborators: Collaborators,
+        config: WindowConfig,
         dataset: Any,
         metrics: Any,
         every: int | None,
         updates: Callable[[], int],
     ):
         self._updates = updates
-        self._ema = collaborators.ema
+        self._ema = config.ema
         self.every = None if every is None else _check.positive_int(_OWNER, "eval_every", every)
         """Optional[int], updates from one evaluation to the next; None: at the end of each epoch."""
         try:
@@ -119,7 +120,7 @@ class Evaluation:
         if dataset is None:
             rule = f"given with '{'eval_every' if metrics is None else 'metrics'}'"
             _check.raise_invalid(ValueError, _OWNER, "valid_dataset", rule, None)
-        self._objective, self._data, self._group = objective, Data(dataset, argument=_check.VALID), collaborators.group
+        self._objective, self._data, self._group = objective, Data(dataset, argument=_check.VALID), config.group
         network, loss_fn = objective.network, objective.loss_fn
         if self._metrics and loss_fn is None:
             remedy = "They need the network's output: give the driver the network and its 'loss_fn'."
@@ -127,7 +128,7 @@ class Evaluation:
                 ValueError, _OWNER, "metrics", "None for a network that returns its loss", "some", remedy
             )
         self._has_output = loss_fn is not None
-        compiles = collaborators.compiles
+        compiles = config.compiles
         self._cell: nn.Cell = objective.evaluated
         if self._has_output:
             self._cell = _LossAndOutput(network, loss_fn, objective.terms, compiles)
@@ -191,4 +192,4 @@ def evaluation_of(window: OpenWindow, dataset: Any, metrics: Any, every: int | N
     """Return what evaluates during a run; None if there is nothing to evaluate."""
     if dataset is None and metrics is None and every is None:
         return None
-    return Evaluation(window.objective, window.collaborators, dataset, metrics, every, lambda: window.updates)
+    return Evaluation(window.objective, window.config, dataset, metrics, every, lambda: window.updates)

@@ -19,7 +19,7 @@ from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
 from .callbacks import warn_about_counters
 from .data import Position
-from .state import SETTING, trained_parameters
+from .run_state import SETTING, trained_parameters
 
 
 class Accumulates(Protocol):

@@ -26,9 +26,9 @@ from ..saving.training_state import TrainingState
 from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, may_change_parameters, warn_about_counters
 from .data import Data, Position
 from .evaluation import Evaluation
+from .open_window import Ended, OpenWindow
 from .record import UpdateRecord, check_skipped
-from .state import RunState
-from .window import Ended, OpenWindow
+from .run_state import RunState
 
 _log = logging.getLogger("ms_accum")
 _OWNER = "train_process"
@@ -350,7 +350,7 @@ class Run:
 
     def _warn_of_left_out(self) -> None:
         """Report the ranks that left out micro-batches: rank 0, which reports, does not have the others' counts."""
-        if self._group is None or self._window.collaborators.skips is None:
+        if self._group is None or self._window.config.skips is None:
             return
         counts = [int(count) for count in gather(np.array([self._left_out], np.float32), self._group)]
         if is_first(self._group) and any(counts):
@@ -384,7 +384,7 @@ def windows_equal_on_ranks(
     )
     equal: dict[str, Any] = {"number of windows": sum(windows)}
     equal |= {f"number of windows in epoch {number}": count for number, count in enumerate(windows, 1)}
-    in_step = window.collaborators.summing.of_micro_batch is not None
+    in_step = window.config.summing.of_micro_batch is not None
     if in_step or (sizes is not None and sizes.constant is None):
         # Sizes may depend on the updates, and a skipped window is none. Counted in the dataset: a resumed position has
         # rank 0's number.

@@ -148,7 +148,7 @@ def test_third_pass_repeats_masks_of_the_first(rng, monkeypatch):
     found, _ = gradients_and_loss(network, CoupledLoss(triplets), data, 3, trained)
     assert int(network.counter.asnumpy()) == 3 and miss(found, expected) < 1
     ops.assign(network.counter, Tensor(0, ms.int32))
-    monkeypatch.setattr("ms_accum.training.coupled.restore", lambda kept: None)  # the planted fault
+    monkeypatch.setattr("ms_accum.training.window_of_batch.restore", lambda kept: None)  # the planted fault
     found, _ = gradients_and_loss(network, CoupledLoss(triplets), data, 3, trained)
     assert int(network.counter.asnumpy()) == 6 and miss(found, expected) > 100
 

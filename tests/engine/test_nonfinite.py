@@ -12,7 +12,7 @@ from mindspore.train import Model
 
 from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver, values
 from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation
-from ms_accum.programs.callbacks import MetricsFile
+from ms_accum.programs.metrics_file import MetricsFile
 from test_model_step import dataset
 from ways import WAYS, Half, Root, Trained
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor
 
-from ms_accum.training.window import WindowLoss
+from ms_accum.training.window_loss import WindowLoss
 
 
 def loss_of(*terms, summing=False):

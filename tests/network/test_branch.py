@@ -7,11 +7,11 @@ from mindspore import Tensor, nn
 
 import ms_accum.engine.cells
 import ms_accum.engine.graph_window
-import ms_accum.training.window
+import ms_accum.training.runners
 from ms_accum.network.branch import Branch, branch
 from ways import Trained
 
-USERS = (ms_accum.engine.cells, ms_accum.engine.graph_window, ms_accum.training.window)
+USERS = (ms_accum.engine.cells, ms_accum.engine.graph_window, ms_accum.training.runners)
 
 
 class Through(nn.Cell):

@@ -181,13 +181,14 @@ def check_equal(way, changes):
         np.testing.assert_allclose(mine, its, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("way", "changes"),
     [
         ("driver", ["a number", "a hook of a Cell", "requires_grad", "a Parameter"]),
-        pytest.param("driver", ["frozen statistics", "the rate of a group", "a layer"], marks=pytest.mark.slow),
-        pytest.param("step", ["set_train of a layer", "a hook of a Parameter", "a string"], marks=pytest.mark.slow),
-        pytest.param("cells", ["a flag", "the decay of a group", "a new attribute"], marks=pytest.mark.slow),
+        ("driver", ["frozen statistics", "the rate of a group", "a layer"]),
+        ("step", ["set_train of a layer", "a hook of a Parameter", "a string"]),
+        ("cells", ["a flag", "the decay of a group", "a new attribute"]),
     ],
 )
 def test_changes_between_windows_are_followed(way, changes):

@@ -48,7 +48,8 @@ def trained(make, late, window, **options):
     return values(network.trainable_params())
 
 
-@pytest.mark.parametrize(("window", "late"), [(3, False), pytest.param(1, True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("window", "late"), [(3, False), (1, True)])
 def test_driver_trains_as_with_dense_gradients(window, late):
     found, expected = trained(nn.EmbeddingLookup, late, window), trained(nn.Embedding, late, window)
     for sparse, dense in zip(found, expected):

@@ -257,6 +257,7 @@ def test_debug_adds_a_traceback(capsys):
     assert err.startswith("Traceback") and err.splitlines()[-1].startswith("error: ")
 
 
+@pytest.mark.slow
 def test_copied_program_trains_another_network(tmp_path):
     """What the first lines of train.py say: copied, with the lines replaced that are yours, it runs."""
     source = (ROOT / "train.py").read_text(encoding="utf-8")

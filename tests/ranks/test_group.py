@@ -24,7 +24,7 @@ from ms_accum.ranks import reduction
 from ms_accum.ranks.group import group_of
 from ms_accum.saving.checkpointer import StateFolder
 from ms_accum.training.data import Data, Position
-from ms_accum.training.state import RunState
+from ms_accum.training.run_state import RunState
 from reference import miss
 from runs import Run, numbers, stop_after
 

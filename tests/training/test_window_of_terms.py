@@ -14,8 +14,8 @@ from mindspore.train import Callback, LambdaCallback
 import several_terms as terms
 from helpers import Recorder, run
 from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped
-from ms_accum.programs.callbacks import MetricsFile
-from ms_accum.training import terms as module
+from ms_accum.programs.metrics_file import MetricsFile
+from ms_accum.training import window_of_terms as module
 from ms_accum.training.progress import Lines
 from reference import digest
 from runs import stop_after
@@ -94,7 +94,7 @@ OPTIONS = {
 
 
 def made(options):
-    """Return options with collaborators of their own."""
+    """Return options with config of their own."""
     make = {"dynamic": lambda: amp.DynamicLossScaler(1024.0, 2, 100), "ema": lambda: Ema(0.5)}
     return {name: make[value]() if value in ("dynamic", "ema") else value for name, value in options.items()}
 

@@ -9,14 +9,14 @@ from typing import Any
 from mindspore import nn
 
 from .._check import quantity
-from ..engine.collaborators import OPTIONAL_PREFIXES
+from ..engine.config import OPTIONAL_PREFIXES
 from ..network.optimizers import all_parameters, parameters_in, settings_of
 from ..network.parameters import excluding
 from ..saving.checkpointer import FoundState
 from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
 from .data import Data, Position
-from .window import OpenWindow
+from .open_window import OpenWindow
 
 SETTING = "setting"
 """str, the owner of the optimizer's settings, such as the learning rate, which may differ in a resumed run."""
@@ -82,7 +82,7 @@ class RunState:
         """
         window = self._window
         trained = trained_parameters(window.objective.forward, window.optimizer, window.scheduler)
-        return {**trained, **window.collaborators.state}
+        return {**trained, **window.config.state}
 
     def restore(self, found_state: FoundState, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
         """Load a state into a run of `epochs` epochs, and return its position.

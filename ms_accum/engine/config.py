@@ -26,7 +26,7 @@ OPTIONAL_PREFIXES = ("loss_scale", "nonfinite", "ema")
 
 
 @dataclass(frozen=True)
-class Collaborators:
+class WindowConfig:
     """What a window works with. What is absent is not in the graph."""
 
     owner: str
@@ -135,7 +135,7 @@ class Collaborators:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """dict, the settings that must be equal in a resumed run; of the optional collaborators only those given."""
+        """dict, the settings that must be equal in a resumed run; of what is optional only what is given."""
         settings: dict[str, Any] = {"clip_norm": self.clip_norm}
         if self.scales:
             settings["loss_scale"] = self.scale if self.dynamic is None else "dynamic"
@@ -181,7 +181,7 @@ def resolve(
     in_graph: bool = False,
     weighs_loss: bool = False,
     accumulators: Sequence[Parameter] = (),
-) -> Collaborators:
+) -> WindowConfig:
     """Check the arguments of a public class, and return what its window works with.
 
     Args:
@@ -211,7 +211,7 @@ def resolve(
         check_dense(owner, skips, [network])
     in_network = [] if network is None else network.get_parameters()
     set_initial_values([*all_parameters(optimizer), *in_network, *accumulators])
-    return Collaborators(
+    return WindowConfig(
         owner=owner,
         optimizer=optimizer,
         compiles=compiles,

@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, ops
 
-from ..engine.collaborators import Collaborators
+from ..engine.config import WindowConfig
 from ..engine.nonfinite import SkipMicro
 from ..loss.objective import Objective
 from ..loss.terms import Terms, summed
@@ -51,7 +51,7 @@ class WindowOfTerms:
     Args:
         objective (Objective): the network and the terms.
         runner (Runner): runs the micro-batches, with their factors as further columns.
-        collaborators (Collaborators): what a window works with.
+        config (WindowConfig): what a window works with.
         updates (Callable): returns the number of updates so far.
         skips (Optional[SkipMicro]): leaves out micro-batches. Default: ``None``, nothing does.
     """
@@ -60,17 +60,17 @@ class WindowOfTerms:
         self,
         objective: Objective,
         runner: Any,
-        collaborators: Collaborators,
+        config: WindowConfig,
         updates: Callable[[], int],
         skips: SkipMicro | None = None,
     ):
         terms: Any = objective.terms
         self._terms: Terms = terms
-        self._owner = collaborators.owner
+        self._owner = config.owner
         self._runner, self._updates = runner, updates
-        self._group, self._skips = collaborators.group, skips
-        self._network, self._trained = objective.forward, collaborators.parameters
-        self._learning_rate = LearningRate(collaborators.optimizer)
+        self._group, self._skips = config.group, skips
+        self._network, self._trained = objective.forward, config.parameters
+        self._learning_rate = LearningRate(config.optimizer)
         self._collected: list[_Collected] = []
         self._bytes = 0
 
