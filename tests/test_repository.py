@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -97,3 +98,18 @@ def test_imports_that_go_up_are_found(path, source):
 )
 def test_what_is_dangerous_is_found(source):
     assert dangerous(source) and not dangerous("yaml.safe_load(f)\nrun(x, shell=False)\nnetwork.eval(x)")
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "docs/mindspore_faults.md"])
+def test_pages_for_developers_point_at_what_is_there(page):
+    names = re.findall(r"`([a-z_]+/[a-z_]+(?:\.\w+)*)(?:\([^`]*\))?`", (ROOT / page).read_text(encoding="utf-8"))
+    assert len(names) > 20
+    for name in names:
+        path, *inside = name.removesuffix(".py").split(".")
+        source = next(filter(Path.exists, (ROOT / "ms_accum" / f"{path}.py", ROOT / f"{path}.py")), None)
+        assert source is not None and all(re.search(rf"\b{each}\b", source.read_text("utf-8")) for each in inside), name
+
+
+def test_no_two_modules_of_the_library_have_one_name():
+    names = [path.name for path in (ROOT / "ms_accum").rglob("*.py") if path.name != "__init__.py"]
+    assert len(names) == len(set(names))

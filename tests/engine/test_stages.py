@@ -83,6 +83,7 @@ def test_clip_by_layer_after_the_global_norm(way, page):
     assert reference.miss([made.weights], [expected], 1e-6) <= 1
 
 
+@pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_spikes_are_skipped(way, page):
     spikes = page.SkipSpikes()
