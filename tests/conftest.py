@@ -167,6 +167,14 @@ def serve():
         yield lambda answer: servers.enter_context(serving(answer))
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
+def pytest_collection_modifyitems(items):
+    """Mark what needs the job of two ranks, which takes a minute; random programs try two ranks in the fast part."""
+    for item in items:
+        if "job" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 RANKS = 2
 
 

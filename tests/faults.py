@@ -2,10 +2,9 @@
 
     python tests/faults.py                # all, each in a copy of the tree; prints which test found which fault
     python tests/faults.py NAME [NAME]    # some of them
-    python tests/faults.py --slow NAME    # with the long tests, too
 
 A fault is a piece of the source and what stands there instead. `tests/test_faults.py` checks that each piece is still
-there, once. What fails first is the test that is named; a fault that this one does not find is tried on all others.
+there, once. The tests that are named are tried first, then the long ones among them, then all others but the long ones.
 """
 
 from __future__ import annotations
@@ -655,7 +654,7 @@ def build(folder: Path) -> None:
     )
 
 
-def find(folder: Path, fault: Fault, slow: bool) -> str | None:
+def find(folder: Path, fault: Fault) -> str | None:
     """Plant a fault in a tree, look for a test that fails, and take it out again."""
     path = folder / "ms_accum" / fault.file
     sound = path.read_text(encoding="utf-8")
@@ -664,7 +663,7 @@ def find(folder: Path, fault: Fault, slow: bool) -> str | None:
         if path.suffix == ".cc":
             build(folder)
         named = [f"tests/{name}" for name in fault.tests.split()]
-        tries = [named, ["-m", "slow", *named], []] if slow else [named, []]
+        tries = [named, ["-m", "slow", *named], []]
         return next(filter(None, (finder(folder, arguments) for arguments in tries)), None)
     finally:
         path.write_text(sound, encoding="utf-8")
@@ -676,7 +675,6 @@ def main(arguments: list[str] | None = None) -> int:
     """Plant the faults that are named, or all; return 1 if no test finds one of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *FAULTS], help="a fault; default: all")
-    parser.add_argument("--slow", action="store_true", help="try the long tests, too")
     args = parser.parse_args(arguments)
     missed = 0
     with tempfile.TemporaryDirectory() as name:
@@ -684,7 +682,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"| no fault | {finder(Path(name), []) or 'nothing fails'} |", flush=True)
         for fault in args.names or FAULTS:
             began = time.monotonic()
-            found = find(Path(name), FAULTS[fault], args.slow)
+            found = find(Path(name), FAULTS[fault])
             missed += found is None
             print(f"| {fault} | {found or 'NOT FOUND'} | {time.monotonic() - began:.0f} s |", flush=True)
     return int(missed > 0)
