@@ -90,7 +90,7 @@ class Boundary:
         stages += [Multiply(in_place)] if native is None or users else []
         stages += users
         stages += [Cast(config.parameters)] if native is None else []
-        stages += [Finite(measures)] if users or narrow else []
+        stages += [Finite(measures)] if narrow else []
         stages += [Update(config, self.touched) if native is None else native]
         stages += [] if dynamic is None else [dynamic]
         stages += [] if ema is None or native is not None else [ema]

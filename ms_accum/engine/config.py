@@ -225,7 +225,7 @@ def resolve(
         skips=skips,
         policy=policy,
         ema=ema,
-        stages=user_stages(owner, stages, optimizer),
+        stages=user_stages(owner, stages, optimizer, network),
         may_weigh_loss=weighs_loss and network is not None and not has_half(network),
         tables=() if network is None else _trained_tables(network, optimizer),
     )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import mindspore as ms
@@ -13,12 +12,12 @@ from mindspore import Parameter, Tensor, nn, ops
 from .. import _check
 from ..network import tree
 from ..network.calls import call
-from ..network.optimizers import is_sharded, parameters_in
+from ..network.optimizers import is_sharded
 from ..network.state import state, unique_name
 from .loss_scale import own_scale
 
 Stage = Callable[[tuple[Tensor, ...], Tensor], Any]
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_FUNCTIONS = (types.FunctionType, types.MethodType)
 _RETURNS = "Return one for each of 'optimizer.parameters', or (gradients, keep)."
 
 
@@ -26,27 +25,33 @@ _RETURNS = "Return one for each of 'optimizer.parameters', or (gradients, keep).
 class UserStage:
     """Calls a function or an object of the user's as ``stage(gradients, norm)``, which returns gradients.
 
-    Or ``(gradients, keep)``; if `keep` is false, the window is skipped. It is called for gradients that are finite, so
-    what it remembers never meets NaN.
+    Or ``(gradients, keep)``; if `keep` is false, the window is skipped, as if the gradients are not finite any more. It
+    is called for gradients that are finite, so what it remembers never meets NaN.
 
     Args:
         owner (str): the name used in error messages.
         number (int): its place, from 1.
         stage (Stage): what is called.
-        parameters (Sequence[Parameter]): the trained parameters.
+        trained (Sequence[Parameter]): the trained parameters.
+        known (dict[int, str]): the names of all Parameters that are not its own, by id. Its own are added.
     """
 
-    def __init__(self, owner: str, number: int, stage: Any, parameters: Sequence[Parameter]):
+    def __init__(self, owner: str, number: int, stage: Any, trained: Sequence[Parameter], known: dict[int, str]):
         self.owner, self.stage = owner, stage
-        self.name = _name_of(stage)
+        self.name = getattr(stage, "__qualname__", type(stage).__name__)
         self.what = f"the gradients of stage {number} ({self.name})"
-        self.trained = tuple(parameters)
+        self.trained = tuple(trained)
         self.skipped = state(f"{unique_name('stage')}.skipped", 0, ms.int32)
         """Parameter, the windows so far that it skipped."""
-        own = {"windows_skipped": self.skipped, **dict(_own_parameters(stage))}
+        found = {"windows_skipped": self.skipped, **dict(_parameters(getattr(stage, "__self__", stage), set()))}
+        self.touched = tuple(found.values())
+        own = {name: parameter for name, parameter in found.items() if id(parameter) not in known}
         self.state = {f"stages.{number}.{name}": parameter for name, parameter in own.items()}
-        """dict[str, Parameter], its Parameters in a training state, by name."""
-        self.touched = tuple(self.state.values())
+        """dict[str, Parameter], its own Parameters in a training state, by name."""
+        for name, parameter in own.items():
+            if parameter.name == "Parameter" or parameter.name in known.values():  # a graph can't have two of one name
+                parameter.name = f"{unique_name('stage')}.{name}"
+            known[id(parameter)] = parameter.name
 
     def __call__(self, end: Any) -> Any:
         gradients, keep = tree.in_float32(end["gradients"]), end["keep"]
@@ -65,18 +70,21 @@ class UserStage:
             raise TypeError(f"For '{self.owner}', {self.what} must be a tuple of Tensors. {_RETURNS}")
         tree.check_number(self.owner, self.what, changed, self.trained, _RETURNS)
         changed = tree.check_shapes(self.owner, self.what, tuple(changed), self.trained, _RETURNS)
-        keep = ops.reshape(ops.cast(keep, ms.bool_), ())
+        if keep is None or (isinstance(keep, Tensor) and keep.shape not in ((), (1,))):
+            raise ValueError(f"For '{self.owner}', 'keep' of stage {self.name} must be one bool.")
+        changed = tree.in_float32(changed)
+        keep = ops.logical_and(ops.reshape(ops.cast(keep, ms.bool_), ()), tree.all_finite(changed))
         counted = ops.assign_add(self.skipped, ops.cast(ops.logical_not(keep), ms.int32))
-        return tree.in_float32(changed), ops.depend(keep, counted)
+        return changed, ops.depend(keep, counted)
 
 
-def user_stages(owner: str, stages: Any, optimizer: Any) -> tuple[UserStage, ...]:
+def user_stages(owner: str, stages: Any, optimizer: Any, network: nn.Cell | None) -> tuple[UserStage, ...]:
     """Return the stages of the user's argument, or raise an error if it is invalid."""
     if isinstance(stages, str) or not isinstance(stages, Sequence):
         _check.raise_invalid(TypeError, owner, "stages", "a list of functions or objects", repr(stages))
     for stage in stages:
         if not (isinstance(stage, (*_FUNCTIONS, nn.Cell)) or hasattr(type(stage), "__ms_class__")):
-            rule, remedy = "functions, Cells, or objects of a class with @ms.jit_class", "They are compiled."
+            rule, remedy = "functions, Cells, or objects of a class with @ms.jit_class", "MindSpore compiles them."
             _check.raise_invalid(TypeError, owner, "stages", rule, repr(stage), remedy)
     if stages and is_sharded(optimizer):
         remedy = "A rank has only its parts of the gradients."
@@ -84,23 +92,25 @@ def user_stages(owner: str, stages: Any, optimizer: Any) -> tuple[UserStage, ...
     if stages and own_scale(optimizer) != 1.0:
         rule, remedy = "() with an optimizer that has a loss_scale", "Give the scale as 'loss_scale' here."
         _check.raise_invalid(ValueError, owner, "stages", rule, f"{len(stages)}", remedy)
-    return tuple(UserStage(owner, number, stage, optimizer.parameters) for number, stage in enumerate(stages, 1))
+    others = [*optimizer.get_parameters(), *([] if network is None else network.get_parameters())]
+    known = {id(parameter): parameter.name for parameter in others} if stages else {}
+    return tuple(UserStage(owner, number, stage, optimizer.parameters, known) for number, stage in enumerate(stages, 1))
 
 
-def _name_of(stage: Any) -> str:
-    """Return the name of a function, or of the class of an object."""
-    function = stage.func if isinstance(stage, functools.partial) else stage
-    return getattr(function, "__qualname__", type(function).__name__)
-
-
-def _own_parameters(stage: Any) -> Iterator[tuple[str, Parameter]]:
-    """Yield the Parameters of an object with their names; those without a name of their own get one for graphs."""
-    if isinstance(stage, nn.Cell):
-        yield from stage.parameters_and_names()
+def _parameters(value: Any, seen: set[int], name: str = "") -> Iterator[tuple[str, Parameter]]:
+    """Yield the Parameters in an object of the user's, and in the objects in it, with the names of their attributes."""
+    if id(value) in seen:
         return
-    for name, value in getattr(stage, "__dict__", {}).items():
-        for number, parameter in enumerate(parameters_in(value)):
-            if parameter.name == "Parameter":  # MindSpore's, which must not occur twice in a graph
-                parameter.name = f"{unique_name('stage')}.{name}"
-            parameter.requires_grad = False
-            yield f"{name}.{number}" if number else name, parameter
+    seen.add(id(value))
+    if isinstance(value, Parameter):
+        yield name, value
+        return
+    inside: Any = {}
+    if isinstance(value, nn.Cell):
+        inside = dict(value.parameters_and_names())
+    elif isinstance(value, (Mapping, list, tuple)):
+        inside = value if isinstance(value, Mapping) else dict(enumerate(value))
+    elif hasattr(type(value), "__ms_class__"):
+        inside = vars(value)
+    for each, item in inside.items():
+        yield from _parameters(item, seen, f"{name}.{each}" if name else str(each))

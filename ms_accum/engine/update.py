@@ -50,7 +50,7 @@ class Cast:
 
 @ms.jit_class
 class Finite:
-    """Skips gradients that are no longer finite: in the type of the parameters, or after a stage of the user's.
+    """Skips gradients that are not finite in the type of the parameters.
 
     Args:
         measures (Any): measures gradients, on all ranks alike.

@@ -9,7 +9,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Parameter, Tensor, nn, ops
+from mindspore import Parameter, Tensor, amp, nn, ops
 
 import reference
 from helpers import Slope, micro_batch
@@ -152,6 +152,10 @@ def no_tuple(gradients, norm):
     return gradients[0]
 
 
+def keeps_two(gradients, norm):
+    return gradients, ops.stack((norm > 0, norm > 1))
+
+
 def fails(gradients, norm):
     raise ValueError("the user's own words")
 
@@ -162,6 +166,7 @@ def fails(gradients, norm):
         (too_few, r"stage 1 \(too_few\)' must have one tensor for each of the optimizer's 2 parameters, but got 1"),
         (other_shape, r"stage 1 \(other_shape\)' must have the shapes of the optimizer's parameters, but got \(2,?\)"),
         (no_tuple, r"stage 1 \(no_tuple\) must be a tuple of Tensors"),
+        (keeps_two, r"'keep' of stage keeps_two must be one bool"),
         (fails, "the user's own words"),
     ],
 )
@@ -200,13 +205,52 @@ def test_optimizer_that_divides_by_a_scale_of_its_own_is_rejected():
         Trained("driver", Layers(), make=lambda trained: nn.SGD(trained, 1.0, loss_scale=64.0), stages=[too_few])
 
 
+@ms.jit_class
+class Calls:
+    def __init__(self):
+        self.number = Parameter(Tensor(0, ms.int32))
+
+
+@ms.jit_class
+class Decay:
+    """Adds a tenth of the weights, which it holds, and counts its calls in another object."""
+
+    def __init__(self, weights):
+        self.weights, self.calls = tuple(weights), Calls()
+
+    def decayed(self, gradients, norm):
+        ops.assign_add(self.calls.number, Tensor(1, ms.int32))
+        return tuple([gradient + 0.1 * weight for gradient, weight in zip(gradients, self.weights)])
+
+
+def test_stage_that_holds_the_weights():
+    network = Slope()
+    decay = Decay([network.w])
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), stages=[decay.decayed], check="off")
+    model.train_process(1, [micro_batch(1.0)] * 4, 2, report=(), ckpt_path=None)
+    assert network.w.asnumpy() == pytest.approx(-1.0 - (1.0 - 0.1)) and int(decay.calls.number) == 2
+    assert network.trainable_params() == [network.w]
+    network.w.set_data(Tensor([5.0], ms.float32))
+    model.train_process(1, [micro_batch(1.0)] * 2, 2, report=(), ckpt_path=None)
+    assert network.w.asnumpy() == pytest.approx(5.0 - 1.5)
+    assert sorted(model._window.config.state) == ["stages.1.calls.number", "stages.1.windows_skipped"]
+
+
+@pytest.mark.host
+def test_stage_that_spoils_gradients_lowers_no_scale_and_is_no_error():
+    scaler = amp.DynamicLossScaler(64.0, 2, 100)
+    made = trained("driver", [infinite], loss_scale=scaler, nonfinite="raise")
+    assert (made.updates, made.system.skipped, made.system.overflows, made.system.loss_scale) == (0, 3, 0, 64.0)
+
+
 @pytest.mark.parametrize("stop", [3, 5])
 def test_what_a_stage_remembers_is_resumed(stop, page, tmp_path):
     def model():
         network = Slope()
-        stages = [page.SkipSpikes(), page.LayerNorms(1)]
+        spikes, norms, decay = page.SkipSpikes(), page.LayerNorms(1), Decay([Tensor([0.0])])
+        stages = [spikes, norms, decay.decayed]
         made = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), stages=stages, check="off")
-        return made, [network.w, stages[0].average, stages[1].norms]
+        return made, [network.w, spikes.average, norms.norms, decay.calls.number]
 
     def train(made, states=None):
         data = [micro_batch(value) for value in (1.0, 2.0, 3.0, 400.0, 2.0, 1.0, 5.0)]
@@ -214,6 +258,7 @@ def test_what_a_stage_remembers_is_resumed(stop, page, tmp_path):
 
     whole, expected = model()
     train(whole)
+    assert expected[0].asnumpy() == pytest.approx(-0.1 * 2 * (1.5 + 1.5 + 5.0))  # the second of four windows is skipped
     with pytest.raises(Stopped):
         train(model()[0], Checkpointer(tmp_path, stop=stop_after(stop)))
     resumed, left = model()
