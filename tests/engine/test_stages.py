@@ -10,10 +10,12 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Model
 
 import reference
 from helpers import Slope, micro_batch
-from ms_accum import Checkpointer, GradientAccumulation, Stopped
+from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, GradientAccumulation, Stopped
 from runs import stop_after
 from ways import WAYS, Trained
 
@@ -203,6 +205,18 @@ def test_stages_must_be_compilable(way):
 def test_optimizer_that_divides_by_a_scale_of_its_own_is_rejected():
     with pytest.raises(ValueError, match=r"'stages' must be \(\) with an optimizer that has a loss_scale"):
         Trained("driver", Layers(), make=lambda trained: nn.SGD(trained, 1.0, loss_scale=64.0), stages=[too_few])
+
+
+@pytest.mark.host
+def test_window_that_a_stage_skips_is_no_error_in_model(page):
+    network = Layers()
+    options = {"stages": [page.SkipSpikes()], "nonfinite": "raise", "check": "off"}
+    step = AccumulatedTrainStep(network, nn.SGD(network.trainable_params(), 1.0), 1, **options)
+    data = GeneratorDataset(
+        [(np.full((1, 2), value, np.float32),) for value in (1.0, 100.0, 1.0)], ["x"], shuffle=False
+    )
+    Model(step).train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
+    assert (step.updates, step.skipped) == (2, 1)
 
 
 @ms.jit_class
