@@ -24,9 +24,9 @@ def main(argv: Sequence[str]) -> None:
     from model_zoo import make_optimizer
     from ms_accum import Checkpointer, Ema, GradientAccumulation, ZeroOptimizer, own_group
     from ms_accum.engine.ema import averaged
-    from ms_accum.programs.metrics_file import Beginning, MetricsFile
     from ms_accum.programs.command import Signals, show, silence, use_device
     from ms_accum.programs.folder import open_folder
+    from ms_accum.programs.metrics_file import Beginning, MetricsFile
     from ms_accum.programs.schedule import learning_rate, length_of
     from ms_accum.programs.tasks import download, facts_of, task_of, write_record
     from ms_accum.saving.model_file import save_model

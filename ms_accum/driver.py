@@ -90,10 +90,10 @@ class GradientAccumulation:
 
     Args: Other
         ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
-        stages (Sequence[Callable]): functions and objects of yours at the end of a window, called as
-            ``stage(gradients, norm)`` with its gradient as the optimizer would get it, after clipping, and the norm
-            before; each returns gradients, or ``(gradients, keep)``, where a false `keep` skips the window. Default:
-            ``()``.
+        stages (Sequence[Callable]): functions, Cells or objects of a ``@ms.jit_class``, which are compiled, and called
+            at the end of a window as ``stage(gradients, norm)``: with its gradient as the optimizer would get
+            it, in the order of ``optimizer.parameters``, after clipping, and the norm before. Each returns gradients,
+            or ``(gradients, keep)``, where a false `keep` skips the window. Default: ``()``.
         compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
             several times faster. ``False`` runs them there operator by operator, for debugging. Default: ``True``.
 

@@ -22,9 +22,9 @@ from random_programs import WAYS, programs
 from systems import check_program
 
 SEED = int(os.environ["MS_ACCUM_SEED"])
-PROGRAMS, MORE_PROGRAMS = 40, 150  # of each way, operator by operator
+PROGRAMS, MORE_PROGRAMS = 35, 150  # of each way, operator by operator
 COMPILED, MORE_COMPILED = 1, 8
-ON_RANKS, MORE_ON_RANKS = 10, 60
+ON_RANKS, MORE_ON_RANKS = 6, 60
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:For 'AccumulatedTrainStep', .* skipped in epoch:RuntimeWarning",

@@ -49,9 +49,9 @@ class End(TypedDict):
 class Boundary:
     """The end of a window: a tuple of stages, whose order is defined only here. What is absent is not in it.
 
-    A gradient that is not finite on one rank makes the sum not finite, so all ranks skip. The caller clears the
-    accumulators, unless it `empties` them. An optimizer with a `loss_scale` divides by it itself; norm and clipping
-    apply to the gradient after that.
+    A gradient that is not finite on one rank makes the sum not finite, so all ranks skip, unless its micro-batch was
+    left out before. The caller clears the accumulators, unless it `empties` them, and counts. An optimizer with a
+    `loss_scale` divides by it itself; norm and clipping apply to the gradient after that.
 
     Args:
         config (WindowConfig): what the window works with.
@@ -139,7 +139,7 @@ class Boundary:
 
 @ms.jit_class
 class Divide:
-    """Divides by the sum of the weights."""
+    """Lets the sum of the weights divide: like the next ones, it changes the `divisor` only."""
 
     def __call__(self, end: End) -> End:
         if end["weight_sum"] is not None:
@@ -149,7 +149,7 @@ class Divide:
 
 @ms.jit_class
 class Unscale:
-    """Divides by the loss scale.
+    """Lets the loss scale divide.
 
     Args:
         changing (Optional[Parameter]): a dynamic scale.
@@ -193,7 +193,7 @@ class Norm:
 
 @ms.jit_class
 class Clip:
-    """Shortens the gradient to this norm.
+    """Lets the excess of the norm divide.
 
     Args:
         norm (float): the maximum.

@@ -25,8 +25,9 @@ _RETURNS = "Return one for each of 'optimizer.parameters', or (gradients, keep).
 class UserStage:
     """Calls a function or an object of the user's as ``stage(gradients, norm)``, which returns gradients.
 
-    Or ``(gradients, keep)``; if `keep` is false, the window is skipped, as if the gradients are not finite any more. It
-    is called for gradients that are finite, so what it remembers never meets NaN.
+    Or ``(gradients, keep)``. If `keep` is false, or what it returns is not finite, it skips the window: that lowers no
+    loss scale, and is no error with ``nonfinite="raise"``, because the window's own norm is finite. It is called for
+    gradients that are finite, so what it remembers never meets NaN.
 
     Args:
         owner (str): the name used in error messages.

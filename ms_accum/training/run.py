@@ -278,7 +278,7 @@ class Run:
             window.clear()
 
     def _end_window(self) -> None:
-        """Update; then the record, the callbacks, an evaluation, and the state, in this order."""
+        """Update; then the record, the callbacks, whether too many were skipped, an evaluation, and the state."""
         window, states, at = self._window, self._plan.states, self.at
         micro_batches = window.micro_batches
         requests = states.requests() if states and self._group else NO_REQUESTS
