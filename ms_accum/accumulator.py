@@ -190,11 +190,9 @@ class Accumulator:
         checked = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)
         sparse = tree.has_rows(tuple(grads))
         weight = self._checked(weight)
+        # By index: MindSpore warns about a result that a graph takes and does not use.
         weighed = window.sums.leave_out(checked, weight)
-        weight, kept_factor = (
-            weighed[0],
-            weighed[1],
-        )  # MindSpore warns about a result that a graph takes and does not use
+        weight, kept_factor = weighed[0], weighed[1]
         if sparse:  # in a graph a constant; handed on, it would not be one
             return window.add(checked, weight, kept_factor, True)
         return window.add(checked, weight, kept_factor)

@@ -159,7 +159,7 @@ class Unscale:
     def __init__(self, changing: Parameter | None, constant: float):
         self.changing, self.constant = changing, constant
 
-    def __call__(self, end: Any) -> Any:
+    def __call__(self, end: End) -> End:
         scale, divisor = self.constant if self.changing is None else self.changing * 1.0, end["divisor"]
         end["divisor"] = scale if divisor is None else scale * divisor
         return end
@@ -177,7 +177,7 @@ class Norm:
     def __init__(self, measures: Any, own_scale: float):
         self.measures, self.own_scale = measures, own_scale
 
-    def __call__(self, end: Any) -> Any:
+    def __call__(self, end: End) -> End:
         norm = self.measures.norm(end["gradients"], end["figures"]) / self.own_scale
         if end["divisor"] is not None:
             norm = norm / end["divisor"]
@@ -202,7 +202,7 @@ class Clip:
     def __init__(self, norm: float):
         self.norm = norm
 
-    def __call__(self, end: Any) -> Any:
+    def __call__(self, end: End) -> End:
         excess, divisor = ops.maximum(end["norm"] / self.norm, Tensor(1.0, ms.float32)), end["divisor"]
         end["divisor"] = excess if divisor is None else excess * divisor
         return end
