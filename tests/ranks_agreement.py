@@ -32,6 +32,7 @@ from ms_accum import (
     Stopped,
     TrainForwardBackward,
     TrainOptim,
+    ZeroOptimizer,
 )
 from ms_accum.ranks import agreement, reduction
 from ms_accum.ranks import group as collectives
@@ -447,6 +448,28 @@ def of_any_text(group):
     return [[len(item) for item in texts], agreement._exchanged("equal", group)]
 
 
+@ms.jit_class
+class Noise:
+    def __init__(self):
+        self.normal = ops.StandardNormal(seed=1)
+
+    def __call__(self, gradients, norm):
+        return [gradient + self.normal(gradient.shape) for gradient in gradients]
+
+
+def staged(group):
+    """Noise of one seed in a stage, without and with a ZeroOptimizer."""
+    network = Half()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), stages=[Noise()], check="off")
+    model.train_process(2, [micro_batch(group.rank + 1.0)] * 4, N, report=(), ckpt_path=None)
+    other = Half()
+    sharded = ZeroOptimizer(lambda parameters: nn.SGD(parameters, 0.1), [other.w])
+    return [
+        network.w.asnumpy().tolist(),
+        error_of(lambda: GradientAccumulation(other, None, sharded, stages=[Noise()])),
+    ]
+
+
 def run_scenarios(group):
     on_host = ranks.on_host
     return {
@@ -464,4 +487,5 @@ def run_scenarios(group):
         "sent": on_host(sent, group),
         "copied": on_host(copied, group),
         "texts": of_any_text(group),
+        "staged": on_host(staged, group),
     }

@@ -228,6 +228,14 @@ def test_texts_are_exchanged_only_if_they_differ(results):
     assert [rank["texts"] for rank in results] == [[sizes, None]] * len(results)
 
 
+def test_noise_of_one_seed_is_the_same_on_all_ranks(results):
+    (weights, error), *others = [rank["staged"] for rank in results]
+    without = -0.1 * 4 * np.mean([rank + 1.0 for rank in range(len(results))])
+    assert np.abs(np.array(weights) - without).max() > 0.01
+    assert "'stages' must be () with a ZeroOptimizer" in error
+    assert others == [[weights, error]] * len(others)
+
+
 # In one process
 
 
