@@ -10,13 +10,7 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback
 
-import ms_accum.engine.ends
-import ms_accum.engine.graph_window
 from ms_accum import GradientAccumulation
-from ms_accum.engine.boundary import Divide
-from ms_accum.engine.native_update import NativeUpdate
-from ms_accum.network import tree
-from ms_accum.network.kernels import NativeKernels
 
 
 class Slope(nn.Cell):
@@ -129,48 +123,6 @@ def joined(micro_batches):
 def has_stage(kind, boundary):
     """Return whether the end of a window has a stage of this class."""
     return any(isinstance(stage, kind) for stage in boundary.stages)
-
-
-def _no_division(self, end):
-    return end
-
-
-def _no_clear(total, finite=False):
-    return total
-
-
-def in_both(name, replacement, of_tree=None):
-    """Return the two places of a function on gradients: MindSpore's kernels, and our own."""
-    return [
-        (tree, of_tree or name, replacement),
-        (NativeKernels, name, staticmethod(replacement)),
-    ]
-
-
-def never_emptied(update, config, rule, *, empties, make=NativeUpdate.__init__):
-    make(update, config, rule, empties=False)
-    update.empties = empties
-
-
-def _one_late(micro_batches, window):
-    return micro_batches > window
-
-
-# Faults planted to test the checks: (module, name, replacement).
-MUTATIONS = {
-    "no division": [(Divide, "__call__", _no_division)],
-    "no clear": [
-        *in_both("clear", _no_clear),
-        (NativeUpdate, "__init__", never_emptied),
-    ],
-    "one late": [(ms_accum.engine.ends, "is_full", _one_late), (ms_accum.engine.graph_window, "is_full", _one_late)],
-}
-
-
-def mutate(monkeypatch, mutation):
-    """Break ms_accum in the way that `mutation` names; None leaves it alone."""
-    for module, name, replacement in MUTATIONS.get(mutation, ()):
-        monkeypatch.setattr(module, name, replacement)
 
 
 def gone(process):

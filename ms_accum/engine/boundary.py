@@ -26,7 +26,7 @@ class End(TypedDict):
     """The sums of the gradients, until they are multiplied by 1 / `divisor`."""
     weight_sum: Any
     """What the sums are divided by; or None, if nothing divides them, as with those that follow."""
-    count: Any
+    counted: Any
     """Without a `weight_sum`: what must not be 0, or the mean is 0/0. It cancels out."""
     figures: Any
     """More numbers, to sum over the ranks."""
@@ -34,7 +34,7 @@ class End(TypedDict):
     """The sum of the losses, if it is known: the first of the figures."""
     notes: Any
     """With several ranks: more numbers to sum, first that of the micro-batches."""
-    counts: Any
+    skip_counts: Any
     """The micro-batches that were not left out, and those left out although their loss was finite."""
     divisor: Any
     """What divides, unscales and clips the gradients, but for the scale by which the optimizer divides: a scalar, so
@@ -50,13 +50,13 @@ class Boundary:
     """The end of a window: a tuple of stages, whose order is defined only here. What is absent is not in it.
 
     A gradient that is not finite on one rank makes the sum not finite, so all ranks skip, unless its micro-batch was
-    left out before. The caller clears the accumulators, unless it `empties` them, and counts. An optimizer with a
-    `loss_scale` divides by it itself; norm and clipping apply to the gradient after that.
+    left out before. The caller counts. An optimizer with a `loss_scale` divides by it itself; norm and clipping apply
+    to the gradient after that.
 
     Args:
         config (WindowConfig): what the window works with.
         accumulated (bool): whether the gradients are accumulators, which may be multiplied in place.
-        may_empty (bool): whether these may be emptied. Default: ``False``.
+        emptied (tuple[Parameter]): a window's own accumulators, which are zero after it. Default: none.
         touched (Sequence[Parameter]): more Parameters that a branch with the optimizer uses. Default: none.
     """
 
@@ -65,7 +65,7 @@ class Boundary:
         config: WindowConfig,
         *,
         accumulated: bool,
-        may_empty: bool = False,
+        emptied: tuple = (),
         touched: Sequence[Parameter] = (),
     ):
         optimizer, sums = config.optimizer, config.summing.at_the_end
@@ -76,7 +76,7 @@ class Boundary:
         self.skips = config.skips if accumulated else None
         in_place = accumulated and (sums is None or sums.in_place)
         users, dynamic, ema = config.stages, config.dynamic, config.ema
-        native = native_update(config, empties=in_place and may_empty and not users)
+        native = native_update(config, emptied, at_once=in_place and not users)
         measures = config.kernels if sums is None else sums
         narrow = any(parameter.dtype != ms.float32 for parameter in config.parameters)
 
@@ -91,34 +91,32 @@ class Boundary:
         stages += users
         stages += [Cast(config.parameters)] if native is None else []
         stages += [Finite(measures)] if narrow else []
-        stages += [Update(config, self.touched) if native is None else native]
+        stages += [Update(config, self.touched, emptied) if native is None else native]
         stages += [] if dynamic is None else [dynamic]
         stages += [] if ema is None or native is not None else [ema]
         self.stages = tuple(stages)
-        self.empties = native is not None and native.empties
-        """bool, whether the accumulators are zero after it."""
 
     def __call__(
-        self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only: Any = None, notes: Any = None
+        self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only_weight: Any = None, notes: Any = None
     ) -> Any:
         """Return whether the optimizer was called, the norm before clipping, and the sum of `figures` over the ranks.
 
-        `only` is the weight of the only micro-batch of a window, whose gradients are not multiplied by it. It cancels
-        out, unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
+        `only_weight` is the weight of the only micro-batch of a window, whose gradients are not multiplied by it. It
+        cancels out, unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
 
         `notes`, with several ranks, are more numbers to sum, which are returned last. The first is the number of
         micro-batches: if no rank has any, nothing is updated, and nothing follows.
         """
         loss = None if figures is None else figures[0]
-        counts = None if self.skips is None else self.skips.sent()
+        skip_counts = None if self.skips is None else self.skips.sent()
         end: End = {
             "gradients": grad_sum,
             "weight_sum": weight_sum,
-            "count": only,
+            "counted": only_weight,
             "figures": figures,
             "loss": loss,
             "notes": notes,
-            "counts": counts,
+            "skip_counts": skip_counts,
             "divisor": None,
             "norm": None,
             "keep": None,
@@ -181,8 +179,8 @@ class Norm:
         norm = self.measures.norm(end["gradients"], end["figures"]) / self.own_scale
         if end["divisor"] is not None:
             norm = norm / end["divisor"]
-        if end["count"] is not None:
-            norm = norm * (end["count"] / end["count"])
+        if end["counted"] is not None:
+            norm = norm * (end["counted"] / end["counted"])
         keep = ops.isfinite(norm)
         if end["notes"] is not None:
             keep = ops.logical_and(keep, end["notes"][0] > 0)

@@ -238,10 +238,6 @@ class TrainClear(Compiled):
         nonfinite (str): see `TrainForwardBackward`. Default: ``"skip_window"``.
         compile (bool): see `TrainForwardBackward`. Default: ``True``.
 
-    Inputs:
-        - **finite** (bool, optional) - whether all accumulators are finite, as after an update: these are cleared
-          without another tensor of zeros. Default: ``False``.
-
     Outputs:
         Tensor of bool, True.
 
@@ -275,8 +271,8 @@ class TrainClear(Compiled):
         self.weight_sum = weight_sum
         self.skips = skips
 
-    def construct(self, finite: bool = False) -> Any:
-        cleared = clear_sums(self.kernels, self.grad_sum, self.weight_sum, self.skips, finite=finite)
+    def construct(self) -> Any:
+        cleared = clear_sums(self.kernels, self.grad_sum, self.weight_sum, self.skips)
         return ops.depend(Tensor(True), cleared)
 
 

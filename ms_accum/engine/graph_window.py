@@ -209,10 +209,7 @@ class GraphWindow:
         return None if self.rank_status is None else self.rank_status.sent(self.micro_batches)
 
     def _begin_next(self) -> None:
-        if self.sums.is_empty_when_closed:
-            ops.assign(self.micro_batches, Tensor(0, ms.int32))
-        else:
-            self._clear()
+        ops.assign(self.micro_batches, Tensor(0, ms.int32))
         if self.next_size is not None:
             ops.assign(self.size, ops.cast(self.next_size(self.updates), ms.int32))
 
@@ -256,9 +253,6 @@ class GraphWindow:
         if self.sums.boundary.touch(counted[1] > 0):
             updated = self.end() if scalars is None else self.end_with(scalars)[0]
         return counted[0] > 0, updated
-
-    def _clear(self) -> None:
-        ops.assign(self.micro_batches, ops.depend(Tensor(0, ms.int32), self.sums.clear()))
 
     def end_either(self, scalars: Any) -> Any:
         """End the window, with scalars or without; return whether the parameters were updated."""
@@ -334,7 +328,7 @@ class GraphWindow:
     def clear(self) -> None:
         """Discard an open window."""
         if int(self.micro_batches.asnumpy()):
-            self._clear()
+            ops.assign(self.micro_batches, ops.depend(Tensor(0, ms.int32), self.sums.clear()))
 
     def check_drift(self) -> None:
         """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""

@@ -43,7 +43,7 @@ class DynamicScale:
         """Change the scale: a stage of a window's end. If the loss is not known, what is not finite is an overflow."""
         weight, loss, updated = end["weight_sum"], end["loss"], end["keep"]
         if weight is None:
-            weight = end["count"]
+            weight = end["counted"]
         if weight is None and end["notes"] is not None:
             weight = end["notes"][0]
         if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
@@ -51,8 +51,8 @@ class DynamicScale:
         overflow = ops.logical_not(ops.isfinite(end["norm"]))
         if loss is not None:
             overflow = ops.logical_and(overflow, ops.isfinite(loss))
-        if end["counts"] is not None:  # left out although their loss was finite
-            overflow = ops.logical_or(overflow, end["counts"][1] > 0)
+        if end["skip_counts"] is not None:  # left out although their loss was finite
+            overflow = ops.logical_or(overflow, end["skip_counts"][1] > 0)
         overflow = ops.logical_and(overflow, self.value > 1.0)
         good = self.good + ops.cast(updated, ms.int32)
         grown = self.value * self.factor

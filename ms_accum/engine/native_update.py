@@ -21,11 +21,11 @@ class NativeUpdate:
     Args:
         config (WindowConfig): what the window works with.
         rule (Union[_OfNN, _AdamW]): the optimizer's rule.
-        empties (bool): whether the gradients are accumulators, which are zero after it, also if nothing is updated.
-            Otherwise they are as before.
+        emptied (tuple[Parameter]): the accumulators to be zero after it, also if nothing is updated.
+        at_once (bool): whether the gradients are these accumulators, so that one pass is enough.
     """
 
-    def __init__(self, config: WindowConfig, rule: Any, *, empties: bool):
+    def __init__(self, config: WindowConfig, rule: Any, emptied: tuple, *, at_once: bool):
         owner, optimizer = config.owner, config.optimizer
 
         def check() -> bool:
@@ -38,8 +38,8 @@ class NativeUpdate:
             return True
 
         self.check = ops.constexpr(check, reuse_result=False)
-        self.empties = empties
-        """bool, whether the accumulators are zero after it."""
+        empties = bool(emptied) and at_once
+        self.kernels, self.emptied = config.kernels, () if empties else emptied
         self.rule = rule
         self.parameters = config.parameters
         self.ema = config.ema
@@ -80,14 +80,16 @@ class NativeUpdate:
                 *states,
                 *self.averages[start:stop],
             )
+        if self.emptied:
+            updated = (updated, self.kernels.clear(self.emptied))
         end["keep"] = ops.depend(finite, updated)
         return end
 
 
-def native_update(config: WindowConfig, *, empties: bool) -> NativeUpdate | None:
+def native_update(config: WindowConfig, emptied: tuple, *, at_once: bool) -> NativeUpdate | None:
     """Return the operator that computes what the optimizer would; None if there is none."""
     rule = None if config.kernels.library is None else _rule_of(config.optimizer)
-    return None if rule is None else NativeUpdate(config, rule, empties=empties)
+    return None if rule is None else NativeUpdate(config, rule, emptied, at_once=at_once)
 
 
 # The rules: what `native.cc` needs of each optimizer

@@ -102,11 +102,11 @@ class LeftOut:
 
     def __call__(self, end: Any) -> Any:
         if self.on_ranks:
-            end["counts"] = self.skips.count_other_ranks(end["counts"])
+            end["skip_counts"] = self.skips.count_other_ranks(end["skip_counts"])
             # Without a use of its result MindSpore leaves the call out.
-            end["gradients"] = ops.depend(end["gradients"], end["counts"])
+            end["gradients"] = ops.depend(end["gradients"], end["skip_counts"])
         if end["weight_sum"] is None:
-            end["count"] = end["counts"][0]
+            end["counted"] = end["skip_counts"][0]
         return end
 
 

@@ -69,31 +69,38 @@ class Finite:
 
 @ms.jit_class
 class Update:
-    """Calls the optimizer, or skips.
+    """Calls the optimizer, or skips, and empties the accumulators.
 
     Args:
         config (WindowConfig): what the window works with.
         touched (Sequence[Parameter]): what its branch uses; see `Boundary.touch`.
+        emptied (tuple[Parameter]): the accumulators to be zero after it.
     """
 
-    def __init__(self, config: WindowConfig, touched: Sequence[Parameter]):
+    def __init__(self, config: WindowConfig, touched: Sequence[Parameter], emptied: tuple):
         optimizer = config.optimizer
         outside = not config.compiles and runs_compiled(optimizer)
         self.outside = _UpdateOutside(config.owner, optimizer) if outside else None
         self.optimizer, self.touched = optimizer, tuple(touched)
+        self.kernels, self.emptied = config.kernels, emptied
 
     def __call__(self, end: Any) -> Any:
-        end["keep"] = self._call_optimizer(ops.depend(end["keep"], self.touched), end["gradients"])
+        end["keep"] = self._update(ops.depend(end["keep"], self.touched), end["gradients"])
         return end
 
-    def _call_optimizer(self, keep: Any, gradients: Any) -> Any:
-        """Call the optimizer or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
+    def _update(self, keep: Any, gradients: Any) -> Any:
+        """Update or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
         if keep:
             if self.outside is None:
                 self.optimizer(gradients)
             else:
                 call(self.outside, gradients)
-        return keep
+            return ops.depend(keep, self._clear(True))
+        return ops.depend(keep, self._clear(False))
+
+    def _clear(self, finite: bool) -> Any:
+        """Empty the accumulators, whose elements are finite after an update, as the norm is."""
+        return self.kernels.clear(self.emptied, finite) if self.emptied else ()
 
 
 class _UpdateOutside(Compiled):

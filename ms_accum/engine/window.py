@@ -28,8 +28,8 @@ class Window:
         config (WindowConfig): what the window works with.
         grad_sum (Optional[Sequence[Parameter]]): the accumulators. None: a window of one micro-batch, which has none.
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
-        may_empty (bool): whether its end may leave it empty, which is faster. Default: ``False``, for accumulators of
-            the user's, who empties them.
+        own (bool): whether the accumulators are its own, so that its end empties them. Default: ``False``: they are the
+            user's, who does it.
         touched (Sequence[Parameter]): more Parameters that the branch with the optimizer uses. Default: none.
     """
 
@@ -39,7 +39,7 @@ class Window:
         grad_sum: Sequence[Parameter] | None,
         weight_sum: Parameter | None = None,
         *,
-        may_empty: bool = False,
+        own: bool = False,
         touched: Sequence[Parameter] = (),
     ):
         self.config = config
@@ -55,9 +55,9 @@ class Window:
         self.sum_over_ranks = config.summing.of_micro_batch
         self.names = tuple(parameter.name for parameter in config.parameters)
         self.shapes = tuple(parameter.shape for parameter in config.parameters)
-        self.boundary = Boundary(config, accumulated=self.has_sums, may_empty=may_empty, touched=touched)
-        self.is_empty_when_closed = self.boundary.empties
-        """bool, whether its end leaves it empty."""
+        self.own = own
+        emptied = self.grad_sum if own else ()
+        self.boundary = Boundary(config, accumulated=self.has_sums, emptied=emptied, touched=touched)
 
     def leave_out(self, gradients: Any, weight: Any, loss: Any = None) -> Any:
         """Decide whether a micro-batch is left out because it is not finite: what precedes `add`, with its results.
@@ -112,15 +112,10 @@ class Window:
         return kernels.add(self.grad_sum, gradients)
 
     def close(self, figures: Any = None, notes: Any = None) -> Any:
-        """End the window: see `Boundary`.
-
-        Afterwards it must be cleared, unless it `is_empty_when_closed`.
-        """
+        """End the window: see `Boundary`. Afterwards it is empty if its accumulators are its own."""
         weight_sum = self.weight_sum[0] if self.weight_sum else None
         closed = self.boundary(self.grad_sum, weight_sum, figures, None, notes)
-        if self.is_empty_when_closed:
-            return ops.depend(closed, clear_scalars(self.weight_sum, self.skips))
-        return closed
+        return ops.depend(closed, clear_scalars(self.weight_sum, self.skips)) if self.own else closed
 
     def close_at_once(self, gradients: Any, weight: Any = None, figures: Any = None, notes: Any = None) -> Any:
         """End a window of one micro-batch, which has no accumulators. Its weight cancels out, unless it is 0."""
@@ -145,16 +140,14 @@ class Window:
         return sums
 
 
-def clear_sums(
-    kernels: Any, grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None, *, finite: bool = False
-) -> Any:
-    """Assign zeros: multiplying by zero would keep NaN. Sums that are `finite` are cancelled without new zeros.
+def clear_sums(kernels: Any, grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None) -> Any:
+    """Assign zeros: multiplying by zero would keep NaN.
 
     Returns:
         tuple[Tensor], what was assigned. Let something depend on it: otherwise MindSpore left out the assignments in a
         graph that had run before the accumulators were used.
     """
-    return clear_scalars(weight_sum, skips), kernels.clear(grad_sum, finite)
+    return clear_scalars(weight_sum, skips), kernels.clear(grad_sum)
 
 
 def clear_scalars(weight_sum: tuple, skips: SkipMicro | None) -> Any:
@@ -171,4 +164,4 @@ def new_window(name: str, config: WindowConfig, *, touched: Iterable[Parameter] 
     """Return a window with new accumulators, whose names begin with `name`."""
     grad_sum = zeros_like(f"{name}.grad_sum", config.summing.like)
     weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if config.weighted else None
-    return Window(config, grad_sum, weight_sum, may_empty=True, touched=tuple(touched))
+    return Window(config, grad_sum, weight_sum, own=True, touched=tuple(touched))

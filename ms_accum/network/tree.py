@@ -8,7 +8,7 @@ from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
-from mindspore import mint, nn, ops
+from mindspore import Tensor, mint, nn, ops
 from mindspore.ops.primitive import jit_context
 
 _DIFFERENTIATE = "Differentiate with respect to 'optimizer.parameters'."
@@ -152,8 +152,8 @@ def _add_no_nan(factor: Any, total: Any, gradient: Any) -> Any:
 @_of_tensors()
 def _clear(total: Any) -> Any:
     # Assign zeros: multiplying by zero, or subtracting the total from itself, would keep NaN.
-    zeros = ops.zeros_like(total)
-    return total.copy_(zeros) if _in_place() else ops.assign(total, zeros)
+    # One zero, because zeros of its size would be constants of the graph, which keeps them.
+    return total.copy_(Tensor(0.0, ms.float32)) if _in_place() else ops.assign(total, ops.zeros_like(total))
 
 
 @_of_tensors()

@@ -177,7 +177,7 @@ class SumOverRanks:
 
     def __call__(self, end: Any) -> Any:
         zero = Tensor(0.0, ms.float32)
-        weight_sum, figures, notes, counts = end["weight_sum"], end["figures"], end["notes"], end["counts"]
+        weight_sum, figures, notes, counts = end["weight_sum"], end["figures"], end["notes"], end["skip_counts"]
         others: Any = (zero if weight_sum is None else weight_sum, zero if figures is None else figures)
         others = others if notes is None else (*others, notes)
         others = others if counts is None else (*others, counts)
@@ -191,7 +191,7 @@ class SumOverRanks:
         if notes is not None:
             end["notes"] = others[2]
         if counts is not None:
-            end["counts"] = others[-1]
+            end["skip_counts"] = others[-1]
         return end
 
 

@@ -38,8 +38,8 @@ class Runner(Protocol):
 class Accumulating:
     """Runs windows with accumulators: the three Cells around one `Window`.
 
-    Where its end needs nothing from the host, and leaves nothing to clear, the last micro-batch and the end are one
-    graph, the same that runs the other micro-batches: on CPU a call costs as much as a small network.
+    Where its end needs nothing from the host, the last micro-batch and the end are one graph, the same that runs the
+    other micro-batches: on CPU a call costs as much as a small network.
 
     Args:
         network (Cell): returns a micro-batch's loss from its columns.
@@ -52,7 +52,7 @@ class Accumulating:
         sens = own_scale(config.optimizer)
         self._forward_backward, self._optim, self._clear = cells_around(window, network, sens)
         self._add_and_end: _AddAndEnd | None = None
-        if window.is_empty_when_closed and config.group is None and config.dynamic is None:
+        if config.group is None and config.dynamic is None:
             self._add_and_end = _AddAndEnd(part_of_larger_graph(window, network, sens), self._optim)
         self._ended: tuple | None = None
         self._add_zeros = None if window.sum_over_ranks is None else _AddZeros(window)
@@ -103,9 +103,6 @@ class Accumulating:
             return ended
         lr = self._learning_rate()
         updated, norm, *sums = self._optim(None if scalars is None else scalars())
-        if not self._window.is_empty_when_closed:
-            # After an update the norm was finite, so every element is finite.
-            self._clear(bool(updated))
         return (lr, updated, norm, *sums)
 
 
@@ -114,7 +111,7 @@ class _AddAndEnd(Compiled):
 
     Args:
         forward_backward (TrainForwardBackward): the Cell that adds it.
-        optim (TrainOptim): the Cell that ends the window, and leaves it empty.
+        optim (TrainOptim): the Cell that ends the window.
 
     Inputs:
         - **last** (Tensor) - whether the window ends with it.
@@ -129,12 +126,12 @@ class _AddAndEnd(Compiled):
         optimizer, network = window.config.optimizer, forward_backward.loss_and_gradients.network
         super().__init__(forward_backward.owner, forward_backward.compiles, network, optimizer)
         self.forward_backward, self.optim = forward_backward, optim
-        self.boundary = window.boundary
+        self.window = window
 
     def construct(self, last: Any, weight: Any, *inputs: Any) -> Any:
         loss = call(self.forward_backward, inputs, weight=weight)
         updated, norm = Tensor(False), Tensor(0.0, ms.float32)
-        if self.boundary.touch(last):
+        if self.window.boundary.touch(last):
             updated, norm = self.optim()
         return loss, updated, norm
 

@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.train import Callback, LambdaCallback
 
 from helpers import Slope, batches, cross_entropy, micro_batch, run, seen_gradient, slope_driver
-from ms_accum import GradientAccumulation, native
+from ms_accum import GradientAccumulation
 from ms_accum.training import runners
 from ms_accum.training.open_window import OpenWindow
 from reference import digest
@@ -54,7 +54,6 @@ def end_in_another_graph(monkeypatch):
     ],
     ids=["clipped", "skip_micro"],
 )
-@pytest.mark.skipif(not native.available(), reason="the window's end leaves something to clear: no C++ compiler")
 def test_last_micro_batch_and_end_in_one_graph(reduction, options, ends, monkeypatch):
     rows = [8, 8, 4, 8, 8]
     in_one_graph = trained(3, rows, 2, reduction, **options)
@@ -98,14 +97,6 @@ def test_infinite_loss_is_reported(mode):
     model._network.w.set_data(Tensor([2.0], ms.float32))
     losses = [record.loss for record in run(model, [(Tensor([[x]], ms.float32),) for x in (1.0, 3e38)], 2).records]
     assert losses == [float("inf")]
-
-
-def test_window_ends_in_its_own_graph_where_nothing_is_compiled(ends):
-    graph = trained(3, [8] * 5, 4)
-    assert ends or not native.available()
-    ends.clear()
-    assert trained(3, [8] * 5, 4, compile=False)[1] == pytest.approx(graph[1], rel=1e-5)
-    assert not ends
 
 
 class Masks(nn.Cell):
