@@ -153,7 +153,7 @@ def _two_terms() -> Case:
 
 
 def _batch_norm() -> Case:
-    question = "BatchNorm normalizes micro-batches: is there a warning?"
+    question = "Each micro-batch is normalized by itself: is the result the large batch's, or is there a warning?"
     return _squares("BatchNorm", question, EVEN, batch_norm=True, needs=["BatchNorm"])
 
 

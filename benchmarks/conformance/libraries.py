@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..process import Contender
 from .environments import SELF, python
 
-OURS, RIGHT_LOOP = "ms_accum", "right loop"
+OURS, RIGHT_LOOP, TUTORIALS = "ms_accum", "right loop", "MindSpore's tutorials"
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT = 240
 """int, the seconds that a case may take."""
@@ -36,6 +36,11 @@ class Library(NamedTuple):
     """str, what the table of all cases calls it, if its key is long."""
     missing: str = ""
     """str, why it can't be run here, with the version that was tried: it has no cells then."""
+
+    @property
+    def family(self) -> str:
+        """str, whose row it shares: its library's, or that of MindSpore's tutorials, which are no library."""
+        return TUTORIALS if "tutorial" in self.way else self.name
 
     @property
     def key(self) -> str:

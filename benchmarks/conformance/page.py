@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from ..results import RESULTS, groups, read
 from . import verdicts
 from .cases import cases
-from .libraries import LIBRARIES, OURS, RIGHT_LOOP, key_of
+from .libraries import LIBRARIES, OURS, RIGHT_LOOP, TUTORIALS, key_of
 from .matrix import FILE
 
 SOURCES = "reference/conformance_programs.md"
-OFF = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT)
+OFF = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT, verdicts.WARNS)
 # What the columns of the summary count.
 _COLUMNS = (
-    (verdicts.RIGHT, verdicts.WARNS),
-    OFF,
+    (verdicts.RIGHT,),
+    (verdicts.OFF, verdicts.POISONED, verdicts.SILENT),
+    (verdicts.WARNS,),
     ("design",),
     (verdicts.REFUSES, verdicts.DIED),
     (verdicts.CANNOT, verdicts.UNTRIED),
@@ -30,8 +32,10 @@ _SIGNS = {
     verdicts.CANNOT: "–",
     verdicts.UNTRIED: "–",
 }
-_WIDE = 11  # cases side by side
-README = ("short last window", "ragged rows", "padded tokens", "clip", "NaN", "two terms", "resume")
+_WIDE = 10  # cases side by side
+POLICY = "NaN"
+"""str, the case that no large batch can be compared with: what a library does is its policy, in a table of its own."""
+README = ("short last window", "ragged rows", "padded tokens", "clip", "two terms", "resume", "BatchNorm")
 # Issues that a cell reproduces, and that were open on 25 November 2026, in the copy that was read: library, way, case.
 ISSUES = {
     "Lightning-AI/pytorch-lightning/issues/19987": ("Lightning", "", "short last window"),
@@ -42,6 +46,8 @@ ISSUES = {
     "timoschick/pet/issues/36": ("PyTorch", "usual loop", "short last window"),
 }
 
+_FAMILIES = {(library.name, library.way): library.family for library in LIBRARIES}
+
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
 Lines = Iterator[Sequence[Any]]
@@ -50,16 +56,20 @@ Lines = Iterator[Sequence[Any]]
 def tables() -> dict[str, Lines]:
     """Return the rows by the names of their marks."""
     record = read(RESULTS / FILE)
-    measured, names = record["rows"], list(cases())
-    of_cases = {name: mine for (name,), mine in groups(measured, "case").items()}
+    names = [name for name in cases() if name != POLICY]
+    of_cases = {name: mine for (name,), mine in groups(record["rows"], "case").items()}
+    measured = [row for name in names for row in of_cases[name]]
+    best, others = _best_first(measured)
     return {
         "conformance": _readme(of_cases),
-        "conformance/summary": _summary(measured),
+        "conformance/summary": best,
+        "conformance/summary-ways": others,
         "conformance/all-1": _all(measured, names[:_WIDE]),
         "conformance/all-2": _all(measured, names[_WIDE:]),
         "conformance/curves": _curves(record["curves"]),
         "conformance/sums": _sums(of_cases["two ranks"]),
         "conformance/issues": _issues(measured),
+        "conformance/losses": _losses(measured),
         "conformance/versions": _versions(record["libraries"]),
         **{f"conformance/{anchor(name)}": _case(mine) for name, mine in of_cases.items()},
     }
@@ -81,14 +91,32 @@ def _sign(row: Row) -> str:
     return sign + (" \\*" if "by_design" in row else " !" if row["verdict"] == verdicts.WARNS else "")
 
 
-def _summary(measured: Rows) -> Lines:
-    """How many cases each library has right, and what becomes of the others."""
-    counts = {}
+def _best_first(measured: Rows) -> tuple[Lines, Lines]:
+    """Return how many cases a way has right, and what becomes of the others: each library's best, and its other ways.
+
+    The best has most cases right; of those with equally many, the fewest and the smallest errors.
+    """
+    ranked = []
     for way, mine in groups(measured, "library", "way").items():
         kinds = ["design" if "by_design" in row else row["verdict"] for row in mine]
-        counts[key_of(*way)] = [sum(map(kinds.count, group)) for group in _COLUMNS]
-    for name, (right, off, *more) in sorted(counts.items(), key=lambda item: (-item[1][0], item[1][1])):
-        yield [name, right, off, *more]
+        counts = [sum(map(kinds.count, group)) for group in _COLUMNS]
+        errors = sum(row.get("error", 0) for row in mine)
+        ranked.append((-counts[0], counts[1], errors, way, counts))
+    best: dict[str, Any] = {}
+    others = []
+    for *_, way, counts in sorted(ranked):
+        line, family = [key_of(*way), *counts], _FAMILIES[way]
+        others += [line] if family in best else []
+        best.setdefault(family, line)
+    return iter(best.values()), iter(others)
+
+
+def _losses(measured: Rows) -> Lines:
+    """The cases that a way of ours does not have right."""
+    for row in measured:
+        if row["library"] == OURS and row["verdict"] != verdicts.RIGHT:
+            words = row.get("words", "").strip().partition("\n")[0]
+            yield [row["case"], key_of(row["library"], row["way"]), _sign(row), words]
 
 
 def _all(measured: Rows, names: Sequence[str]) -> Lines:
@@ -104,7 +132,7 @@ def _case(measured: Rows) -> Lines:
     """Those that do not have a case right, by how much and why."""
     outcomes: dict[tuple[str, str], list[str]] = {}
     for row in sorted(measured, key=lambda row: row.get("error", float("inf"))):
-        if row["verdict"] not in (verdicts.RIGHT, verdicts.CANNOT, verdicts.UNTRIED):
+        if row["case"] == POLICY or row["verdict"] not in (verdicts.RIGHT, verdicts.CANNOT, verdicts.UNTRIED):
             outcomes.setdefault((_sign(row), _why(row)), []).append(key_of(row["library"], row["way"]))
     for (sign, why), libraries in outcomes.items():
         yield [f"**{sign}**", why, "; ".join(libraries)]
@@ -127,17 +155,38 @@ def _sums(measured: Rows) -> Lines:
 
 
 def _readme(of_cases: Mapping[str, Rows]) -> Lines:
-    """Some cases: how many ways of other libraries are right, and the least and largest error of the others."""
+    """Some cases: ours; how many libraries are right in their best way; and the median error of the others."""
     for name in README:
-        ours = max(row["error"] for row in of_cases[name] if row["library"] == OURS and "error" in row)
-        others = [row for row in of_cases[name] if row["library"] not in (OURS, RIGHT_LOOP)]
-        right = [row for row in others if row["verdict"] == verdicts.RIGHT]
-        off = [row for row in others if row["verdict"] in OFF and "by_design" not in row]
-        errors = sorted(row["error"] for row in off if "error" in row)
-        lost = sum(row["verdict"] == verdicts.POISONED for row in off)
-        errors_shown = "–".join(dict.fromkeys(map(percent, [*errors[:1], *errors[-1:]])))
-        shown = ", ".join(filter(None, [errors_shown, f"NaN: {lost}" if lost else ""]))
-        yield [name, f"{ours:.0e}", f"{len(right)} / {len(right) + len(off)}", shown]
+        ours = [row for row in of_cases[name] if row["library"] == OURS]
+        best = list(_best_of_libraries(of_cases[name]))
+        errors = [row["error"] for row in best if row["verdict"] in OFF and "error" in row]
+        right = sum(row["verdict"] == verdicts.RIGHT for row in best)
+        shown = percent(median(errors)) if errors else "-"
+        yield [name, _ours(ours), f"{right} / {len(best)}", shown]
+
+
+def _ours(mine: Rows) -> str:
+    """Return the largest error of our ways, as the table of all cases shows it if it is off; and which have none."""
+    worst = max((row for row in mine if "error" in row), key=lambda row: row["error"])
+    without = [row["way"] for row in mine if "error" not in row]
+    shown = f"{worst['error']:.0e}" if worst["verdict"] == verdicts.RIGHT else _sign(worst)
+    return "; ".join([shown, *(f"{way} –" for way in without)])
+
+
+def _best_of_libraries(mine: Rows) -> Iterable[Row]:
+    """Return each other library's best way in a case, of those that run it and do what their documentation says."""
+    best: dict[str, Row] = {}
+    for row in mine:
+        family = _FAMILIES[row["library"], row["way"]]
+        if (
+            family in (OURS, RIGHT_LOOP, TUTORIALS)
+            or "by_design" in row
+            or row["verdict"] not in (verdicts.RIGHT, *OFF)
+        ):
+            continue
+        if family not in best or row.get("error", float("inf")) < best[family].get("error", float("inf")):
+            best[family] = row
+    return best.values()
 
 
 def _issues(measured: Rows) -> Lines:
