@@ -4,16 +4,21 @@ import sys
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import nn, ops
 
 import ms_accum.network.tree as tree
 from memory_runs import peak
 from ms_accum import GradientAccumulation
 
 kind = sys.argv[1]
-if kind == "zeros":  # a mutant: the accumulators are emptied with a set of zeros
-    clear = tree.clear
-    tree.clear = lambda total, finite=False: clear(total)
+
+
+def with_zeros(total, finite=False):
+    return tuple([ops.assign(each, ops.zeros_like(each)) for each in total])
+
+
+if kind == "zeros":  # a mutant: the accumulators are emptied with zeros of their size
+    tree.clear = with_zeros
 
 ms.set_context(mode=ms.GRAPH_MODE)
 network = nn.SequentialCell(nn.Dense(1024, 4096), nn.ReLU(), nn.Dense(4096, 4096), nn.ReLU(), nn.Dense(4096, 10))

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from benchmarks import pages
+from benchmarks.conformance import page
 from benchmarks.conformance.libraries import LIBRARIES
 
 ROOT = pages.ROOT
@@ -74,3 +75,27 @@ def test_every_program_of_the_table_is_shown():
     shown = (ROOT / "docs" / "reference" / "conformance_programs.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (.*)$", shown, re.MULTILINE)
     assert {library.key for library in LIBRARIES if not library.missing} <= set(headings)
+
+
+def cell(library, way, verdict, error, **more):
+    return {"case": "clip", "library": library, "way": way, "verdict": verdict, "error": error, **more}
+
+
+def test_each_library_counts_by_its_best_way(monkeypatch):
+    monkeypatch.setattr(page, "README", ("clip",))
+    cells = {"case": "clip", "library": "ms_accum", "way": "Cells", "verdict": "cannot", "words": "no clip"}
+    ours = [cell("ms_accum", "driver", "right", 1e-7), cells]
+    others = [
+        cell("PyTorch", "usual loop", "off", 0.5),
+        cell("PyTorch", "loop with a last step", "right", 1e-6),
+        cell("Lightning", "", "warns", 0.2),
+        cell("fastai", "", "silent", 0.4),
+        cell("Keras", "", "off", 9.0, by_design="documented"),
+        cell("MindSpore", "2.x tutorial", "off", 9.0),
+        cell("right loop", "", "right", 1e-8),
+    ]
+    assert list(page._readme({"clip": ours + others})) == [["clip", "1e-07; Cells –", "1 / 3", "30%"]]
+    best, folded = (list(table) for table in page._best_first(others))
+    assert folded == [["PyTorch, usual loop", 0, 1, 0, 0, 0, 0]]
+    assert ["PyTorch, loop with a last step", 1, 0, 0, 0, 0, 0] in best
+    assert ["Lightning", 0, 0, 1, 0, 0, 0] in best and ["Keras", 0, 0, 0, 1, 0, 0] in best

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -14,11 +14,12 @@ from .libraries import LIBRARIES, OURS, RIGHT_LOOP, TUTORIALS, key_of
 from .matrix import FILE
 
 SOURCES = "reference/conformance_programs.md"
-OFF = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT, verdicts.WARNS)
+_SAYS_NOTHING = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT)
+OFF = (*_SAYS_NOTHING, verdicts.WARNS)
 # What the columns of the summary count.
 _COLUMNS = (
     (verdicts.RIGHT,),
-    (verdicts.OFF, verdicts.POISONED, verdicts.SILENT),
+    _SAYS_NOTHING,
     (verdicts.WARNS,),
     ("design",),
     (verdicts.REFUSES, verdicts.DIED),
@@ -115,8 +116,7 @@ def _losses(measured: Rows) -> Lines:
     """The cases that a way of ours does not have right."""
     for row in measured:
         if row["library"] == OURS and row["verdict"] != verdicts.RIGHT:
-            words = row.get("words", "").strip().partition("\n")[0]
-            yield [row["case"], key_of(row["library"], row["way"]), _sign(row), words]
+            yield [row["case"], key_of(row["library"], row["way"]), _sign(row), _why(row)]
 
 
 def _all(measured: Rows, names: Sequence[str]) -> Lines:
@@ -131,7 +131,7 @@ def _all(measured: Rows, names: Sequence[str]) -> Lines:
 def _case(measured: Rows) -> Lines:
     """Those that do not have a case right, by how much and why."""
     outcomes: dict[tuple[str, str], list[str]] = {}
-    for row in sorted(measured, key=lambda row: row.get("error", float("inf"))):
+    for row in sorted(measured, key=_error):
         if row["case"] == POLICY or row["verdict"] not in (verdicts.RIGHT, verdicts.CANNOT, verdicts.UNTRIED):
             outcomes.setdefault((_sign(row), _why(row)), []).append(key_of(row["library"], row["way"]))
     for (sign, why), libraries in outcomes.items():
@@ -158,8 +158,8 @@ def _readme(of_cases: Mapping[str, Rows]) -> Lines:
     """Some cases: ours; how many libraries are right in their best way; and the median error of the others."""
     for name in README:
         ours = [row for row in of_cases[name] if row["library"] == OURS]
-        best = list(_best_of_libraries(of_cases[name]))
-        errors = [row["error"] for row in best if row["verdict"] in OFF and "error" in row]
+        best = _best_of_libraries(of_cases[name])
+        errors = [_error(row) for row in best if row["verdict"] in OFF]
         right = sum(row["verdict"] == verdicts.RIGHT for row in best)
         shown = percent(median(errors)) if errors else "-"
         yield [name, _ours(ours), f"{right} / {len(best)}", shown]
@@ -173,20 +173,17 @@ def _ours(mine: Rows) -> str:
     return "; ".join([shown, *(f"{way} –" for way in without)])
 
 
-def _best_of_libraries(mine: Rows) -> Iterable[Row]:
+def _error(row: Row) -> float:
+    """Return the error of a cell; infinite without a number."""
+    return row.get("error", float("inf"))
+
+
+def _best_of_libraries(mine: Rows) -> Rows:
     """Return each other library's best way in a case, of those that run it and do what their documentation says."""
-    best: dict[str, Row] = {}
-    for row in mine:
-        family = _FAMILIES[row["library"], row["way"]]
-        if (
-            family in (OURS, RIGHT_LOOP, TUTORIALS)
-            or "by_design" in row
-            or row["verdict"] not in (verdicts.RIGHT, *OFF)
-        ):
-            continue
-        if family not in best or row.get("error", float("inf")) < best[family].get("error", float("inf")):
-            best[family] = row
-    return best.values()
+    run = [row for row in mine if row["verdict"] in (verdicts.RIGHT, *OFF) and "by_design" not in row]
+    # By its library; of several the last, which is the best.
+    best = {_FAMILIES[row["library"], row["way"]]: row for row in sorted(run, key=_error, reverse=True)}
+    return [row for family, row in best.items() if family not in (OURS, RIGHT_LOOP, TUTORIALS)]
 
 
 def _issues(measured: Rows) -> Lines:

@@ -151,9 +151,9 @@ def _add_no_nan(factor: Any, total: Any, gradient: Any) -> Any:
 
 @_of_tensors()
 def _clear(total: Any) -> Any:
-    # Assign zeros: multiplying by zero, or subtracting the total from itself, would keep NaN.
-    # One zero, because zeros of its size would be constants of the graph, which keeps them.
-    return total.copy_(Tensor(0.0, ms.float32)) if _in_place() else ops.assign(total, ops.zeros_like(total))
+    # This product is zero also for NaN. Zeros of its size would be constants of the graph, which keeps them in memory.
+    zeros = ops.cast(_multiply_no_nan(Tensor(0.0, ms.float32), total), total.dtype)
+    return total.copy_(zeros) if _in_place() else ops.assign(total, zeros)
 
 
 @_of_tensors()
