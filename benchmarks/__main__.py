@@ -10,7 +10,7 @@ from typing import Any
 
 from .options import NotAvailable
 from .process import ContenderError
-from .results import RESULTS, kind
+from .results import RESULTS
 
 # Each module has `run(arguments)`. It is imported when it is asked for: not all of them need the same libraries.
 MODULES = {
@@ -45,8 +45,7 @@ def parse() -> argparse.Namespace:
         if name in _WITHOUT_OPTIONS:
             continue
         add("--short", action="store_true", help="the smallest sizes: does it run?")
-        default_folder = str(RESULTS / kind())
-        add("--output", default=default_folder, metavar="DIR", help="for the JSON, default: %(default)s")
+        add("--output", default=str(RESULTS), metavar="DIR", help="for the JSON, default: %(default)s")
         add("--networks", nargs="+", metavar="NAME", help="default: all that the benchmark is about")
         add("--windows", nargs="+", type=int, metavar="N", help="sizes of the window")
         add("--contenders", nargs="+", metavar="NAME", help="default: all")

@@ -10,8 +10,6 @@ from .options import check_names
 from .process import Contender, ContenderError
 
 OURS = "ms_accum"
-UNTUNED = "ms_accum-untuned"
-PLAIN = "ms_accum-plain"
 
 
 class Entry(NamedTuple):
@@ -23,29 +21,17 @@ class Entry(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
+TUNED = ("tutorial-2.x-tuned", "tutorial-r1.0-tuned")
+"""tuple[str, ...], MindSpore's tutorials under the environment variables that ours sets."""
 ENTRIES = (
     Entry(OURS, "mindspore", "accum.py"),
-    Entry("tutorial-functional", "mindspore", "tutorial_functional.py"),
-    Entry("tutorial-cells", "mindspore", "tutorial_cells.py"),
-    Entry("boost", "mindspore", "boost.py"),
+    Entry("tutorial-2.x", "mindspore", "tutorial_functional.py"),
+    Entry(TUNED[0], "mindspore", "tutorial_functional.py", ("--tuned",)),
+    Entry(TUNED[1], "mindspore", "tutorial_cells.py", ("--tuned",)),
     Entry("torch", "torch", "torch_loop.py"),
     Entry("torch-compile", "torch", "torch_loop.py", ("--compile",)),
     Entry("jax-multisteps", "jax", "jax_loop.py"),
     Entry("jax-scan", "jax", "jax_loop.py", ("--scan",)),
-)
-OWN = ("tutorial-functional", "tutorial-cells", "boost")
-"""tuple[str, ...], MindSpore's own ways, with its default settings."""
-TUNED = tuple(f"{name}-tuned" for name in OWN)
-"""tuple[str, ...], the same under the environment variables that ours sets."""
-# To see that `tune_cpu` slows no network, what it does for MindSpore's own ways, and what forms that are fast on CPU do
-# for the Transformer.
-WITH_OTHERS = (
-    ENTRIES[0],
-    Entry(UNTUNED, "mindspore", "accum.py", ("--untuned",)),
-    Entry(PLAIN, "mindspore", "accum.py", ("--plain",)),
-    *ENTRIES[1:4],
-    *(entry._replace(name=name, flags=("--tuned",)) for entry, name in zip(ENTRIES[1:4], TUNED)),
-    *ENTRIES[4:],
 )
 
 

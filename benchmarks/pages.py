@@ -19,11 +19,8 @@ from . import curves, ranks
 from .conformance import page
 from .contenders import OURS, TUNED
 from .process import ROOT
-from .results import groups, part, records, rows
+from .results import code, groups, part, records, rows
 
-MACHINES = ("avx512-amd", "avx512-intel", "avx2-amd")
-HERE = MACHINES[0]
-"""str, the machine that the pages are about; the others are below, as history."""
 _TORCH = ("torch", "torch-compile")
 _PIECES = {
     "accumulating micro-batch / plain": "accumulate",
@@ -58,7 +55,7 @@ def run(arguments: Namespace) -> None:
     for path in pages():
         path.write_text(filled(path.read_text(encoding="utf-8"), made), encoding="utf-8")
         print(f"tables: {path}")
-    curves.draw(rows(HERE, "curves"), ROOT / "docs" / "images" / "equal_curves.svg")
+    curves.draw(rows("curves"), ROOT / "docs" / "images" / "equal_curves.svg")
 
 
 def pages() -> list[Path]:
@@ -74,22 +71,20 @@ def filled(text: str, made: Mapping[str, str]) -> str:
 
 def tables() -> dict[str, str]:
     """Return the rows of all tables by the names of their marks."""
-    of_ranks, of_curves = rows(HERE, "ranks"), rows(HERE, "curves")
+    of_memory, of_ranks, of_speed = (rows(name) for name in ("memory", "ranks", "speed"))
     lines = {
-        "cost": _cost_of_all(),
-        "ratios": _ratios(rows(HERE, "speed")),
-        "curves": _curves(of_curves),
-        "scaling/time": _times_of_ranks(part(of_ranks, "time")),
+        "accuracy": _accuracy(rows("accuracy")),
+        "cost": _cost(rows("cost")),
+        "curves": _curves(rows("curves")),
+        "growth": _growth(of_memory),
+        "memory": _memory(of_memory),
+        "ratios": _ratios(of_speed),
+        "runs": _runs(),
         "scaling/memory": _memory_of_ranks(part(of_ranks, "memory")),
+        "scaling/time": _times_of_ranks(part(of_ranks, "time")),
+        "speed": _speed(of_speed),
         **page.tables(),
     }
-    for machine in MACHINES:
-        lines[f"{machine}/speed"] = _speed(rows(machine, "speed"))
-        lines[f"{machine}/cost"] = _cost(rows(machine, "cost"))
-        lines[f"{machine}/memory"] = _memory(rows(machine, "memory"))
-        lines[f"{machine}/growth"] = _growth(rows(machine, "memory"))
-        lines[f"{machine}/accuracy"] = _accuracy(rows(machine, "accuracy"))
-        lines[f"{machine}/runs"] = _runs(machine)
     return {name: "".join(f"| {' | '.join(map(str, line))} |\n" for line in table) for name, table in lines.items()}
 
 
@@ -106,40 +101,48 @@ def helps() -> dict[str, str]:
     return made
 
 
+def ranges() -> dict[str, tuple[float, float]]:
+    """Return the least and the largest ratio, over the networks, of what the sentences on cost are about."""
+    of_cost, of_speed = rows("cost"), rows("speed")
+    small = [row for row in _compared(of_speed) if row["window"] <= 4]
+    ratios = {
+        "accumulate": [row["ratio"] for row in of_cost if row["piece"] == "accumulate"],
+        "update": [row["ratio"] for row in of_cost if row["piece"] == "update"],
+        "small windows": [row["ours"] / row["tutorial"] for row in small],
+    }
+    return {name: (min(values), max(values)) for name, values in ratios.items()}
+
+
+def _compared(measured: Rows) -> list[dict[str, Any]]:
+    """Return for each network and window our time, and those of the 2.x tutorial and the faster of PyTorch's ways."""
+    compared = []
+    for (network, window), mine in groups(measured, "network", "window").items():
+        times = {row["contender"]: row["ms"] for row in mine}
+        others = {"tutorial": times[TUNED[0]], "torch": min(times[name] for name in _TORCH)}
+        compared.append({"network": network, "window": window, "ours": times[OURS], **others})
+    return compared
+
+
 def _speed(measured: Rows) -> Lines:
-    """The best start, and in brackets the worst where there were several."""
-    panels = [mine for (_, window), mine in groups(measured, "network", "window").items() if window in (4, 16)]
+    """The median start, and in brackets the fastest and the slowest."""
+    panels = [mine for (_, window), mine in groups(measured, "network", "window").items() if window in (1, 4, 16)]
     for (name,) in groups(measured, "contender"):
-        found = [next((row for row in mine if row["contender"] == name), None) for mine in panels]
-        yield [name, *("-" if row is None else f"{row['ms']:,.1f}{_worst(row)}" for row in found)]
-
-
-def _worst(row: Mapping[str, Any]) -> str:
-    return f" ({row['ms_worst']:,.1f})" if "ms_worst" in row else ""
+        found = [next(row for row in mine if row["contender"] == name) for mine in panels]
+        yield [name, *(f"{row['ms']:,.1f} ({row['ms_min']:,.1f}–{row['ms_max']:,.1f})" for row in found)]
 
 
 def _ratios(measured: Rows) -> Lines:
-    """Ours, and by how much longer it takes than the fastest of MindSpore's own ways, equally set, and of PyTorch."""
-    for (network, window), mine in groups(measured, "network", "window").items():
-        times = {row["contender"]: row["ms"] for row in mine}
-        fastest = [min(times[name] for name in names) for names in (TUNED, _TORCH)]
-        yield [network, window, f"{times[OURS]:.1f}", *(f"{times[OURS] / other:.2f}" for other in fastest)]
+    """Ours, and by how much longer it takes than the 2.x tutorial, equally set, and the faster of PyTorch's ways."""
+    for row in _compared(measured):
+        others = (f"{row['ours'] / row[name]:.2f}" for name in ("tutorial", "torch"))
+        yield [row["network"], row["window"], f"{row['ours']:.1f}", *others]
 
 
 def _cost(measured: Rows) -> Lines:
     columns = [{row["piece"]: row for row in mine} for mine in groups(measured, "network").values()]
     yield ["plain, ms", *(f"{pieces['plain']['ms']:.2f}" for pieces in columns)]
     for name, piece in _PIECES.items():
-        if all(piece in pieces for pieces in columns):
-            yield [name, *(f"{pieces[piece]['ratio']:.2f}" for pieces in columns)]
-
-
-def _cost_of_all() -> Lines:
-    """What accumulating costs, from the machine where it is the least to the one where it is the most."""
-    measured = [row for machine in MACHINES for row in rows(machine, "cost")]
-    for (network,), mine in groups(measured, "network").items():
-        ratios = [[row["ratio"] for row in mine if row["piece"] == piece] for piece in ("accumulate", "update")]
-        yield [network, *(f"{min(each):.2f}–{max(each):.2f}" for each in ratios)]
+        yield [name, *(f"{pieces[piece]['ratio']:.2f}" for pieces in columns)]
 
 
 def _memory(measured: Rows) -> Lines:
@@ -165,12 +168,15 @@ def _accuracy(measured: Rows) -> Lines:
         yield [row["contender"], f"{row['goal_s']:,.0f}", f"{row['all_s']:,.0f}", f"{row['accuracy']:.2%}"]
 
 
-def _runs(machine: str) -> Lines:
-    """When, where and with what each benchmark ran."""
-    for record in records(machine):
+def _runs() -> Lines:
+    """When, where and with what each benchmark ran, and whether the code that it is about is still the same."""
+    now = code()["digest"]
+    for record in records():
         versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name != "ms_accum")
-        about = record["machine"]
-        yield [record["benchmark"], record["date"][:10], f"{about['cores']} x {about['cpu']}", versions]
+        about, measured = record["machine"], record["code"]
+        same = "✓" if measured["digest"] == now else "–"
+        cpu = f"{about['cores']} x {about['cpu']}, {about['instructions']}"
+        yield [record["benchmark"], record["date"][:10], measured["commit"], same, cpu, versions]
 
 
 def _curves(measured: Rows) -> Lines:

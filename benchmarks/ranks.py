@@ -43,7 +43,7 @@ class Settings(NamedTuple):
     """What is measured; `seconds` is the least length of a burst."""
 
     networks: Sequence[str] = ("transformer", "mlp", "mlp12m")
-    ranks: Sequence[int] = (2, 4)
+    ranks: Sequence[int] = (2,)
     windows: Sequence[int] = (1, 4, 16)
     rounds: int = 5
     seconds: float = 0.5

@@ -1,35 +1,45 @@
-"""The record of a benchmark: its rows, settings, versions and machine as JSON."""
+"""The record of a benchmark: its rows, settings, versions, machine and the code that was measured, as JSON."""
 
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-_MAKERS = {"AuthenticAMD": "amd", "GenuineIntel": "intel"}
+# What the benchmarks are about; the rest of the package is not in a micro-batch's way.
+_MEASURED = ("ms_accum/engine", "ms_accum/network", "ms_accum/native.py", "ms_accum/native.cc")
 
 
-def kind() -> str:
-    """Return the kind of this machine, such as avx2-amd, which names the folder of its results."""
-    maker = _MAKERS.get(_first("/proc/cpuinfo", "vendor_id") or "")
-    return f"{instructions()}-{maker}" if maker else instructions()
+def code() -> dict[str, str]:
+    """Return the commit, if there is one, and a digest of the code whose speed the benchmarks are about.
 
-
-def instructions() -> str:
-    """Return the widest vector instructions of this machine."""
-    flags = (_first("/proc/cpuinfo", "flags") or "").split()
-    return next((name for name in ("avx512f", "avx2") if name in flags), platform.machine()).removesuffix("f")
+    A commit says what to check out, the digest whether that code is still the one that is here.
+    """
+    root = Path(__file__).parents[1]
+    paths = [path for name in _MEASURED for path in ([root / name] if Path(name).suffix else (root / name).rglob("*.py"))]
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
+    command = ["git", "-C", str(root), "rev-parse", "--short=10", "HEAD"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        found = ""
+    return {"commit": found, "digest": digest.hexdigest()}
 
 
 def machine() -> dict[str, Any]:
     """Return what the figures depend on, besides the versions."""
+    flags = (_first("/proc/cpuinfo", "flags") or "").split()
     return {
-        "instructions": instructions(),
+        "instructions": next((name for name in ("avx512f", "avx2") if name in flags), platform.machine()),
         "cpu": _first("/proc/cpuinfo", "model name") or platform.processor() or "unknown",
         "cores": len(os.sched_getaffinity(0)),
         "memory": _first("/proc/meminfo", "MemTotal"),
@@ -44,6 +54,7 @@ def save(name: str, output: str | Path, rows: Sequence[dict], settings: Mapping,
         "benchmark": name,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "machine": machine(),
+        "code": code(),
         "versions": dict(versions),
         "settings": dict(settings),
         "rows": [dict(row) for row in rows],
@@ -54,15 +65,14 @@ def save(name: str, output: str | Path, rows: Sequence[dict], settings: Mapping,
     return path
 
 
-def records(machine: str) -> list[dict[str, Any]]:
-    """Return the records of a kind of machine, in the order of the benchmarks' names."""
-    return [read(path) for path in sorted((RESULTS / machine).glob("*.json"))]
+def records() -> list[dict[str, Any]]:
+    """Return the records of the benchmarks about time and memory, in the order of their names."""
+    return [record for record in map(read, sorted(RESULTS.glob("*.json"))) if "machine" in record]
 
 
-def rows(machine: str, benchmark: str) -> list[dict[str, Any]]:
-    """Return the rows that a benchmark has written on a kind of machine, or none."""
-    path = RESULTS / machine / f"{benchmark}.json"
-    return read(path)["rows"] if path.exists() else []
+def rows(benchmark: str) -> list[dict[str, Any]]:
+    """Return the rows that a benchmark has written."""
+    return read(RESULTS / f"{benchmark}.json")["rows"]
 
 
 def part(rows: Iterable[Mapping[str, Any]], name: str) -> list:

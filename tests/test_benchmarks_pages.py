@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
 
-from benchmarks import pages
+from benchmarks import pages, results
 from benchmarks.conformance import page
-from benchmarks.conformance.libraries import LIBRARIES
 
 ROOT = pages.ROOT
 TABLE = re.compile(r"<!-- table: (\S+) -->\n\n(.*?)\n<!-- end -->", re.DOTALL)
@@ -44,7 +44,7 @@ def test_help_of_the_programs_is_as_printed():
 
 def test_changed_figure_and_missing_column_are_found():
     text = TEXTS["docs/performance.md"]
-    changed = text.replace("| lenet5 | 0.64", "| lenet5 | 0.63")
+    changed = text.replace("| lenet5 | 1 | ", "| lenet5 | 1 | 0")
     assert changed != text == pages.filled(changed, MADE)
     assert uneven(text.replace("| network | N |", "| N |")) == ["ratios"]
 
@@ -71,10 +71,29 @@ def test_only_rows_are_written():
     assert pages.filled(PAGE, made) == PAGE.replace("| old | 1 |", "| new | 2 |").replace("old", "new")
 
 
-def test_every_program_of_the_table_is_shown():
-    shown = (ROOT / "docs" / "reference" / "conformance_programs.md").read_text(encoding="utf-8")
-    headings = re.findall(r"^## (.*)$", shown, re.MULTILINE)
-    assert {library.key for library in LIBRARIES if not library.missing} <= set(headings)
+@pytest.mark.parametrize("what", ["accumulate", "update", "small windows"])
+def test_sentences_on_cost_have_the_ranges_of_the_results(what):
+    least, most = pages.ranges()[what]
+    for name, to in (("README", "to"), ("docs/performance", "to"), ("README_CN", "到"), ("docs/performance.zh", "到")):
+        text = " ".join((ROOT / f"{name}.md").read_text(encoding="utf-8").split())
+        assert f"{least:.2f} {to} {most:.2f}" in text, name
+
+
+def test_code_that_was_measured_is_told_from_changed_code(monkeypatch, tmp_path):
+    now = results.code()
+    for name in ("ms_accum", "benchmarks"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    monkeypatch.setattr(results, "__file__", str(tmp_path / "benchmarks" / "results.py"))
+    assert results.code()["digest"] == now["digest"]
+    with (tmp_path / "ms_accum" / "engine" / "window.py").open("a", encoding="utf-8") as file:
+        file.write("\n")
+    assert results.code()["digest"] != now["digest"]
+    record = {"benchmark": "x", "date": "2026-11-28T07", "machine": {"cores": 2, "cpu": "it", "instructions": "avx2"}}
+    monkeypatch.setattr(pages, "records", lambda: [{**record, "code": now, "versions": {}}])
+    monkeypatch.setattr(pages, "code", lambda: now)
+    assert list(pages._runs()) == [["x", "2026-11-28", now["commit"], "✓", "2 x it, avx2", ""]]
+    monkeypatch.setattr(pages, "code", results.code)
+    assert list(pages._runs())[0][3] == "–"
 
 
 def cell(library, way, verdict, error, **more):
@@ -94,7 +113,7 @@ def test_each_library_counts_by_its_best_way(monkeypatch):
         cell("MindSpore", "2.x tutorial", "off", 9.0),
         cell("right loop", "", "right", 1e-8),
     ]
-    assert list(page._readme({"clip": ours + others})) == [["clip", "1e-07; Cells –", "1 / 3", "30%"]]
+    assert list(page._readme({"clip": ours + others})) == [["clip", "2 / 3", "30%", "1e-07; Cells –"]]
     best, folded = (list(table) for table in page._best_first(others))
     assert folded == [["PyTorch, usual loop", 0, 1, 0, 0, 0, 0]]
     assert ["PyTorch, loop with a last step", 1, 0, 0, 0, 0, 0] in best

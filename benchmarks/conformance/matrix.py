@@ -14,7 +14,7 @@ from typing import Any
 
 from ..options import check_names
 from ..process import ContenderError
-from ..results import read
+from ..results import code, read
 from . import curves
 from .cases import cases
 from .environments import python
@@ -40,7 +40,8 @@ def run(arguments: Namespace) -> None:
     for line in changes(record["rows"], rows):
         print(line)
     date = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    about = {library.key: {"date": date, "versions": found} for library, (_, found) in zip(libraries, made)}
+    measured_now = {"date": date, "commit": code()["commit"]}
+    about = {library.key: {**measured_now, "versions": found} for library, (_, found) in zip(libraries, made)}
     about = {**record["libraries"], **about}
     about = {library.key: about[library.key] for library in LIBRARIES if library.key in about}
     record = {"benchmark": "conformance", "libraries": about, "rows": rows, "curves": record["curves"]}

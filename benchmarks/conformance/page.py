@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -13,7 +12,6 @@ from .cases import cases
 from .libraries import LIBRARIES, OURS, RIGHT_LOOP, TUTORIALS, key_of
 from .matrix import FILE
 
-SOURCES = "reference/conformance_programs.md"
 _SAYS_NOTHING = (verdicts.OFF, verdicts.POISONED, verdicts.SILENT)
 OFF = (*_SAYS_NOTHING, verdicts.WARNS)
 # What the columns of the summary count.
@@ -51,7 +49,7 @@ _FAMILIES = {(library.name, library.way): library.family for library in LIBRARIE
 
 Row = Mapping[str, Any]
 Rows = Sequence[Row]
-Lines = Iterator[Sequence[Any]]
+Lines = Iterable[Sequence[Any]]
 
 
 def tables() -> dict[str, Lines]:
@@ -72,13 +70,9 @@ def tables() -> dict[str, Lines]:
         "conformance/issues": _issues(measured),
         "conformance/losses": _losses(measured),
         "conformance/versions": _versions(record["libraries"]),
-        **{f"conformance/{anchor(name)}": _case(mine) for name, mine in of_cases.items()},
+        "conformance/faults": [[name, *line] for name in names for line in _faults(of_cases[name])],
+        "conformance/nan": _faults(of_cases[POLICY]),
     }
-
-
-def anchor(name: str) -> str:
-    """Return the anchor of a heading, as the site makes it."""
-    return re.sub(r"[ -]+", "-", re.sub(r"[^\w -]", "", name.lower()))
 
 
 def percent(error: float) -> str:
@@ -125,10 +119,10 @@ def _all(measured: Rows, names: Sequence[str]) -> Lines:
     for library in LIBRARIES:
         if not library.missing:
             found = [cells[library.name, library.way, name] for name in names]
-            yield [f"[{library.short}]({SOURCES}#{anchor(library.key)})", *map(_sign, found)]
+            yield [library.short, *map(_sign, found)]
 
 
-def _case(measured: Rows) -> Lines:
+def _faults(measured: Rows) -> Lines:
     """Those that do not have a case right, by how much and why."""
     outcomes: dict[tuple[str, str], list[str]] = {}
     for row in sorted(measured, key=_error):
@@ -155,14 +149,14 @@ def _sums(measured: Rows) -> Lines:
 
 
 def _readme(of_cases: Mapping[str, Rows]) -> Lines:
-    """Some cases: ours; how many libraries are right in their best way; and the median error of the others."""
+    """Some cases: how many libraries are off in their best way, the median of their errors, and ours."""
     for name in README:
         ours = [row for row in of_cases[name] if row["library"] == OURS]
         best = _best_of_libraries(of_cases[name])
         errors = [_error(row) for row in best if row["verdict"] in OFF]
         right = sum(row["verdict"] == verdicts.RIGHT for row in best)
         shown = percent(median(errors)) if errors else "-"
-        yield [name, _ours(ours), f"{right} / {len(best)}", shown]
+        yield [name, f"{len(best) - right} / {len(best)}", shown, _ours(ours)]
 
 
 def _ours(mine: Rows) -> str:
@@ -193,7 +187,7 @@ def _issues(measured: Rows) -> Lines:
         _, project, _, number = address.split("/")
         row = cells[name, way, case]
         link = f"[{project} #{number}](https://github.com/{address})"
-        yield [link, f"[{case}](#{anchor(case)})", key_of(name, way), f"**{_sign(row)}**", _why(row)]
+        yield [link, case, key_of(name, way), f"**{_sign(row)}**", _why(row)]
 
 
 def _curves(measured: Rows) -> Lines:
@@ -207,8 +201,9 @@ def _versions(about: Mapping[str, Mapping[str, Any]]) -> Lines:
     """What was measured, when, and with which documentation."""
     for library in LIBRARIES:
         if library.missing:
-            yield [library.key, library.missing, "-", ""]
+            yield [library.key, "", library.missing, "-", "", ""]
             continue
         versions = ", ".join(f"{name} {version}" for name, version in about[library.key]["versions"].items())
         follows = f"[documentation]({library.documentation})" if library.documentation else ""
-        yield [library.key, versions, about[library.key]["date"], follows]
+        run, program = about[library.key], f"`{' '.join([library.program, *library.flags])}`"
+        yield [library.key, program, versions, run["date"], run["commit"], follows]

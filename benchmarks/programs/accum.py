@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +9,11 @@ import networks_ms
 from ours import VERSIONS, LastLoss, driver, tuned
 from workload import Network, Train, Trainer, run
 
-DEFAULTS = {"MS_DEV_HOST_BLOCKING_RUN": "0", "ONEDNN_MAX_CPU_ISA": "DEFAULT"}
 
-
-def make(network: Network, untuned: bool = False, plain: bool = False) -> Trainer:
-    """Return `train_process` on ready Tensors, after `tune_cpu`, or with `--untuned` without it."""
-    if untuned:
-        for name, value in DEFAULTS.items():  # the driver would set others
-            os.environ.setdefault(name, value)
-    trained = networks_ms.make(network, plain)
-    model, last = driver(trained if untuned else tuned(trained)), LastLoss()
+def make(network: Network) -> Trainer:
+    """Return `train_process` on ready Tensors, after `tune_cpu`."""
+    trained = tuned(networks_ms.make(network))
+    model, last = driver(trained), LastLoss()
 
     def windows_of(window: int) -> Train:
         def train(windows: Sequence[Any]) -> float:

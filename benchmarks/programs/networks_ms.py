@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Any
 
 import mindspore as ms
 import numpy as np
-import workload
 from mindspore import Parameter, Tensor, nn, ops
-from workload import HEADS, LAYERS, LEARNING_RATE, MLP_WIDTH, MOMENTUM, TOKENS, VOCABULARY, WIDTH, Network, Trainer
+from workload import HEADS, LAYERS, LEARNING_RATE, MLP_WIDTH, MOMENTUM, TOKENS, VOCABULARY, WIDTH
 
 from model_zoo import LeNet5
 from model_zoo.fast import GELU, LayerNorm
@@ -49,42 +48,15 @@ class Block(nn.Cell):
         return ops.transpose(ops.reshape(x, (-1, TOKENS, HEADS, WIDTH // HEADS)), (0, 2, 1, 3))
 
 
-class PlainBlock(nn.Cell):
-    """The same as one writes it at first, as in PyTorch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention_norm = nn.LayerNorm((WIDTH,))
-        self.qkv = nn.Dense(WIDTH, 3 * WIDTH)
-        self.projection = nn.Dense(WIDTH, WIDTH)
-        self.feed_forward_norm = nn.LayerNorm((WIDTH,))
-        self.feed_forward = nn.SequentialCell(
-            nn.Dense(WIDTH, 4 * WIDTH), nn.GELU(approximate=False), nn.Dense(4 * WIDTH, WIDTH)
-        )
-        self.mask = Tensor(np.triu(np.full((TOKENS, TOKENS), -1e9, np.float32), 1))
-
-    def construct(self, x: Any) -> Any:
-        """Return the block's output, of the shape of its input: (batch * tokens, width)."""
-        x = x + self.projection(self.attend(self.qkv(self.attention_norm(x))))
-        return x + self.feed_forward(self.feed_forward_norm(x))
-
-    def attend(self, qkv: Any) -> Any:
-        """Return for each token the mean of the values of those before it, weighted by attention."""
-        qkv = ops.transpose(ops.reshape(qkv, (-1, TOKENS, 3, HEADS, WIDTH // HEADS)), (2, 0, 3, 1, 4))
-        scores = ops.matmul(qkv[0], ops.transpose(qkv[1], (0, 1, 3, 2))) / math.sqrt(WIDTH // HEADS)
-        mixed = ops.matmul(ops.softmax(scores + self.mask, -1), qkv[2])
-        return ops.reshape(ops.transpose(mixed, (0, 2, 1, 3)), (-1, WIDTH))
-
-
 class Transformer(nn.Cell):
     """A small language model: from tokens to the logits of the next ones, of shape (batch * tokens, vocabulary)."""
 
-    def __init__(self, plain: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.positions = Parameter(np.random.normal(0, 0.02, (TOKENS, WIDTH)).astype(np.float32), name="positions")
-        self.blocks = nn.SequentialCell(*(PlainBlock() if plain else Block() for _ in range(LAYERS)))
-        self.norm = nn.LayerNorm((WIDTH,)) if plain else LayerNorm(WIDTH)
+        self.blocks = nn.SequentialCell(*(Block() for _ in range(LAYERS)))
+        self.norm = LayerNorm(WIDTH)
         self.head = nn.Dense(WIDTH, VOCABULARY)
 
     def construct(self, tokens: Any) -> Any:
@@ -98,13 +70,13 @@ def _mlp(width: int) -> nn.Cell:
     return nn.SequentialCell(nn.Flatten(), *layers)
 
 
-def make(name: str, plain: bool = False) -> nn.Cell:
-    """Return a network in graph mode, from seeded weights; a `plain` Transformer is not in forms fast on CPU."""
+def make(name: str) -> nn.Cell:
+    """Return a network in graph mode, from seeded weights."""
     ms.set_context(mode=ms.GRAPH_MODE)
     ms.set_seed(1)
     if name == "lenet5":
         return LeNet5()
-    return Transformer(plain) if name == "transformer" else _mlp(MLP_WIDTH[name])
+    return Transformer() if name == "transformer" else _mlp(MLP_WIDTH[name])
 
 
 def momentum(network: nn.Cell) -> nn.Optimizer:
@@ -132,22 +104,6 @@ def tune(network: nn.Cell) -> None:
     from ms_accum import tune_cpu
 
     tune_cpu(network)
-
-
-def rebuilt_for_each_window(step_of: Callable[[nn.Cell, int], Callable[..., Any]]) -> Callable[[Network], Trainer]:
-    """Return what makes a Trainer whose step is built anew for each size of the window, a constant of its graph."""
-
-    def start(network: Network, tuned: bool = False) -> Trainer:
-        """With `--tuned` under the environment variables that ours sets."""
-        if tuned:
-            tune(make(network))
-
-        def windows_of(window: int) -> Callable:
-            return workload.one_by_one(step_of(make(network), window), wait=ms.runtime.synchronize)
-
-        return Trainer(VERSIONS, size(make(network)), tensors, windows_of)
-
-    return start
 
 
 VERSIONS = {"mindspore": ms.__version__, "numpy": np.__version__}

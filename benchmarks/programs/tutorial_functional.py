@@ -11,7 +11,7 @@ from typing import Any, Callable
 import mindspore as ms
 import networks_ms
 from mindspore import Parameter, Tensor, nn, ops
-from workload import run
+from workload import Network, Train, Trainer, one_by_one, run
 
 _each = ops.HyperMap()
 
@@ -36,11 +36,6 @@ class SumsInGraph:
         return True
 
 
-def step(network: nn.Cell, window: int) -> Callable[..., Any]:
-    """Return a compiled step of the workload."""
-    return step_of(network, nn.CrossEntropyLoss(), networks_ms.momentum(network), window)
-
-
 def step_of(network: nn.Cell, loss_of: nn.Cell, optimizer: nn.Optimizer, window: int) -> Callable[..., Any]:
     """Return a compiled step: the loss is divided by the window's size before it is differentiated."""
     sums = SumsInGraph(optimizer, window)
@@ -60,5 +55,22 @@ def step_of(network: nn.Cell, loss_of: nn.Cell, optimizer: nn.Optimizer, window:
     return accumulate
 
 
+def make(network: Network, tuned: bool = False) -> Trainer:
+    """Return a trainer whose step is built anew for each size of the window, a constant of its graph.
+
+    With `--tuned` under the environment variables that ours sets.
+    """
+    if tuned:
+        networks_ms.tune(networks_ms.make(network))
+
+    def windows_of(window: int) -> Train:
+        trained = networks_ms.make(network)
+        step = step_of(trained, networks_ms.loss(), networks_ms.momentum(trained), window)
+        return one_by_one(step, wait=ms.runtime.synchronize)
+
+    size = networks_ms.size(networks_ms.make(network))
+    return Trainer(networks_ms.VERSIONS, size, networks_ms.tensors, windows_of)
+
+
 if __name__ == "__main__":
-    run(networks_ms.rebuilt_for_each_window(step))
+    run(make)
