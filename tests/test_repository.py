@@ -1,4 +1,4 @@
-"""Imports go one way, and nothing runs text, starts a shell or unpickles."""
+"""Imports go one way, nothing runs text, starts a shell or unpickles; pages repeat what pyproject.toml says."""
 
 from __future__ import annotations
 
@@ -113,3 +113,19 @@ def test_pages_for_developers_point_at_what_is_there(page):
 def test_no_two_modules_of_the_library_have_one_name():
     names = [path.name for path in (ROOT / "ms_accum").rglob("*.py") if path.name != "__init__.py"]
     assert len(names) == len(set(names))
+
+
+INSTALLING = ("README.md", "README_CN.md", "docs/index.md", "docs/index.zh.md")
+ADDRESS = r'(?:git clone |url += \{|url: "|repository-code: ")([^\s"}]+)'
+
+
+@pytest.mark.parametrize("page", [*INSTALLING, "CITATION.cff"])
+def test_pages_have_the_address_and_the_dependencies_of_the_project(page):
+    project, text = ((ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", page))
+    address = re.search(r'^Source = "(\S+)"', project, re.MULTILINE)
+    assert address and set(re.findall(ADDRESS, text)) == {address[1]}
+    if page in INSTALLING:  # beside the MindSpore of a device, which pip must not replace
+        (listed,) = re.findall(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+        others = [each for each in re.findall(r'^ *("[^"]+")', listed, re.MULTILINE) if "mindspore" not in each]
+        lines = re.findall(r"pip install ((?:\"[^\"\n]+\" ?)+)", text)
+        assert len(others) == 4 and lines and all(each in line for each in others for line in lines)
