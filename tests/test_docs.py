@@ -195,16 +195,11 @@ def sections(text):
     return {part.split("\n")[0]: source for part in parts if (source := "\n".join(blocks(part, "python")))}
 
 
-NAMED = {
-    "Hand-written PyTorch loops": "MindSpore 2.x tutorial"
-}  # a section, and the one whose code it says that it uses
-
-
 @pytest.fixture(scope="module")
 def migrations(tmp_path_factory):
     """What the sections of the page printed, each with the page's data, as a reader of this section alone runs it."""
     data, own = PYTHON["docs/migration.md"][0], sections(TEXTS["docs/migration.md"])
-    programs = {name: "\n".join([data, own.get(NAMED.get(name), ""), source]) for name, source in own.items()}
+    programs = {name: f"{data}\n{source}" for name, source in own.items()}
     return execute(programs, tmp_path_factory.mktemp("migrations"))
 
 

@@ -157,7 +157,8 @@ def programs(programs_of_benchmarks, monkeypatch):
 
 def test_functional_program_equals_tutorial(programs, rows):
     network = nn.Dense(6, 3)
-    start, step = values(network.trainable_params()), programs["functional"].step(network, WINDOW)
+    start, optimizer = values(network.trainable_params()), nn.Momentum(network.trainable_params(), LR, 0.9)
+    step = programs["functional"].step_of(network, cross_entropy(), optimizer, WINDOW)
     losses = [float(step(*map(Tensor, columns)).asnumpy()) for columns in micro_batches(rows)]
     actual = values(network.trainable_params())
     assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient, **MOMENTUM), **TOLERANCE) <= 1
