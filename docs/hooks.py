@@ -81,7 +81,9 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         html = html.replace(begin, f"{name} data-search-exclude {rest}".rstrip())
     if page.url.startswith(f"{OTHER}/") and not page.file.src_uri.endswith(f".{OTHER}.md"):
         html = html.replace("</h1>", "</h1><p data-search-exclude><em>本页为英文。</em></p>", 1)
-    phone = r'<picture><source media="(max-width: 44em)" srcset="\2window_phone\3.svg">\1</picture>'
+    phone = (
+        r'<picture><source media="(max-width: 44em)" srcset="\2window_phone\3.svg">\1</picture>'
+    )
     return re.sub(r'(<img [^>]*src="([^"]*/)window((?:\.zh)?)\.svg"[^>]*>)', phone, html)
 
 

@@ -150,7 +150,9 @@ def main(folder: str) -> str | None:
         index = json.loads(path.read_text(encoding="utf-8"))
         search = Search(index)
         found += wrong_searches(search, searches)
-        found += [f"{term} is not found" for term in terms if language and term not in search.sections]
+        found += [
+            f"{term} is not found" for term in terms if language and term not in search.sections
+        ]
     found += [f"a dead link in {link}" for link in dead_links(site)]
     return "\n".join(found) or None
 
