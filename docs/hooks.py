@@ -1,19 +1,21 @@
 """What MkDocs does in addition to its plugins; mkdocs.yml names this file.
 
 The theme's search is mended in three ways: the reference's source code is not searched, each language has an index of
-its own, and words with digits are found.
+its own, which has the English pages where there is no translation, and words with digits are found. Pages show the
+version, the notebook, and another picture on a phone.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mkdocs.plugins import event_priority
 
-PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+ROOT = Path(__file__).parents[1]
 OTHER = "zh"  # the language that is not at the root of the site
 MENDED = {
     # lunr, which the theme contains, compares nodes of its index by a text that joins letters and numbers of nodes
@@ -27,11 +29,46 @@ MENDED = {
 """dict[str, str], what is replaced in the script of the search."""
 
 
+@event_priority(-200)  # after the plugin that sets the copyright of each language
 def on_config(config: Any) -> Any:
-    """Link to the project in the header of each page; its address is a line of pyproject.toml."""
-    match = re.search(r'^Source = "(\S+)"', PROJECT.read_text(encoding="utf-8"), re.MULTILINE)
+    """Link to the project in the header of each page, and show the version in its footer."""
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    match = re.search(r'^Source = "(\S+)"', project, re.MULTILINE)
     config.repo_url, config.repo_name = match[1], "Source"  # type: ignore[index]
+    package = (ROOT / "ms_accum" / "__init__.py").read_text(encoding="utf-8")
+    version = re.search(r'^__version__ = "(\S+)"', package, re.MULTILINE)
+    config.copyright = config.copyright.replace("{version}", version[1])  # type: ignore[index]
     return config
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Show the cells of a notebook and their stored texts."""
+    return re.sub(
+        r"<!-- notebook: (\S+) -->",
+        lambda match: "\n".join(_cells(ROOT / match[1])),
+        markdown,
+    )
+
+
+def _cells(notebook: Path) -> Iterator[str]:
+    for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            source = re.sub("^#", "##", source, flags=re.MULTILINE)
+            yield source.replace("(../docs/", "(../").replace("(../README.md)", "(../index.md)")
+            yield ""
+            continue
+        yield f"```python\n{source}\n```\n"
+        for output in cell["outputs"]:
+            data = output.get("data", {})
+            if "image/svg+xml" in data:
+                yield "![The picture of the home page](../images/window.svg)\n"
+            elif "image/png" in data:
+                png = "".join(data["image/png"]).replace("\n", "")
+                yield f"![What the cell draws](data:image/png;base64,{png})\n"
+            else:
+                text = "".join(output.get("text", data.get("text/plain", "")))
+                yield f"```text\n{text}\n```\n"
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
@@ -42,7 +79,12 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
     for begin in begins:
         name, _, rest = begin.partition(" ")
         html = html.replace(begin, f"{name} data-search-exclude {rest}".rstrip())
-    return html
+    if page.url.startswith(f"{OTHER}/") and not page.file.src_uri.endswith(f".{OTHER}.md"):
+        html = html.replace("</h1>", "</h1><p data-search-exclude><em>本页为英文。</em></p>", 1)
+    phone = (
+        r'<picture><source media="(max-width: 44em)" srcset="\2window_phone\3.svg">\1</picture>'
+    )
+    return re.sub(r'(<img [^>]*src="([^"]*/)window((?:\.zh)?)\.svg"[^>]*>)', phone, html)
 
 
 @event_priority(-200)  # after the plugins, which write the index
@@ -76,6 +118,10 @@ def _split_index(site: Path) -> None:
         is_other = entry["location"].startswith(f"{OTHER}/")
         location = entry["location"][len(OTHER) + 1 :] if is_other else entry["location"]
         parts[OTHER if is_other else ""].append({**entry, "location": location})
+    translated = {entry["location"].partition("#")[0] for entry in parts[OTHER]}
+    parts[OTHER] += [
+        entry for entry in parts[""] if entry["location"].partition("#")[0] not in translated
+    ]
     for language, entries in parts.items():
         folder = site / language / "search"
         folder.mkdir(exist_ok=True)

@@ -1,0 +1,82 @@
+"""The site has every public name and one name for each page, in both languages."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+import model_zoo
+import ms_accum
+
+pytestmark = pytest.mark.host
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+NAV = re.findall(r"^ +- (?:(.+): )?(\S+\.md)$", CONFIG[CONFIG.index("\nnav:") :], re.MULTILINE)
+CHINESE = dict(re.findall(r"^ {12}(.+): (.+)$", CONFIG, re.MULTILINE))
+OTHERWISE = ("index.md", "reference/index.md", "conformance.md")  # short names in the menu
+
+
+def heading(page):
+    """Return the title of a page, or None."""
+    match = re.search(r"^# (.+?)(?: \{.*\})?$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return match and match[1]
+
+
+def test_every_public_name_has_a_page_and_is_in_the_index():
+    pages = {path for _, path in NAV}
+    for index in ("index.md", "index.zh.md"):
+        text = (DOCS / "reference" / index).read_text(encoding="utf-8")
+        assert set(re.findall(r"^\| \[`(\w+)`\]\(\1\.md\)", text, re.MULTILINE)) == {*ms_accum.__all__, "native"}
+        named = set(re.findall(r"^\| \[`(\w+)`\]\(zoo\.md#model_zoo\.\1\)", text, re.MULTILINE))
+        assert named == {name for name in model_zoo.__all__ if callable(getattr(model_zoo, name))}
+        zoo = (DOCS / "reference" / "zoo.md").read_text(encoding="utf-8")
+        assert named == set(re.findall(r"^::: model_zoo\.(\w+)", zoo, re.MULTILINE))
+    for name in ms_accum.__all__:
+        assert f"reference/{name}.md" in pages
+        assert (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8") == f"::: ms_accum.{name}\n"
+
+
+@pytest.mark.parametrize(("title", "path"), [entry for entry in NAV if entry[1] not in OTHERWISE])
+def test_page_has_one_name(title, path):
+    page = DOCS / path
+    assert heading(page) in (title, None)  # of a page of the reference the name is its heading
+    other = page.with_suffix(".zh.md")
+    assert not other.exists() or heading(other) == CHINESE[title]
+
+
+def test_citation_is_that_of_the_readme():
+    pages = (ROOT / "README.md", *(DOCS / "project").glob("citation*.md"))
+    texts = [page.read_text(encoding="utf-8") for page in pages]
+    assert len({re.search(r"```bibtex\n(.*?)```", text, re.DOTALL)[1] for text in texts}) == 1 < len(texts)
+
+
+# The checks of the built site can fail
+
+
+@pytest.fixture(scope="module")
+def site_check():
+    spec = importlib.util.spec_from_file_location("site_check", DOCS / "site_check.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_that_is_not_first_is_found(site_check):
+    entries = [("a/", "Out of memory", "rows"), ("b/", "Rows", "out of memory, out of memory"), ("b/#c", "Memory", "")]
+    entries = [dict(zip(("location", "title", "text"), entry)) for entry in entries]
+    search = site_check.Search({"config": {"separator": r"[\s\-]+"}, "docs": entries})
+    assert site_check.wrong_searches(search, "out of memory a/\nrows b/") == []
+    assert site_check.wrong_searches(search, "rows a/\ngpu a/") == [
+        "the search for 'rows' shows b/ before a/",
+        "the search for 'gpu' shows None before a/",
+    ]
+
+
+def test_dead_link_is_found(site_check, tmp_path):
+    (tmp_path / "a.html").write_text('<a href="b.html#c"></a><a href="b.html#d"></a><a href="e.html"></a>')
+    (tmp_path / "b.html").write_text('<p id="c"></p>')
+    assert site_check.dead_links(tmp_path) == ["a.html: b.html#d", "a.html: e.html"]
