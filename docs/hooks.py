@@ -21,8 +21,9 @@ MENDED = {
     # lunr, which the theme contains, compares nodes of its index by a text that joins letters and numbers of nodes
     # without a separator: where words have digits, different nodes are taken for equal, and a search for "1" fails.
     "e=e+s+o.id": 'e=e+","+s+o.id',
-    # Each word finds all that begin with it. Of numbers these are too many: "2 servers" would find pages with figures.
-    "(^[+-]|[~^]\\d+$)": "(^[+-]|[~^]\\d+$|^\\d+$)",
+    # Each word finds all that begin with it. Of numbers these are too many: "2 servers" would find pages with figures;
+    # and "on" would find "one".
+    "(^[+-]|[~^]\\d+$)": "(^[+-]|[~^]\\d+$|^\\d+$|^[A-Za-z]{1,2}$)",
     # And a word with a hyphen is two words, as in the index.
     't.trim().split(/"([^"]+)"/g)': r't.trim().replace(/(\w)-(?=\w)/g,"$1 ").split(/"([^"]+)"/g)',
 }
@@ -41,8 +42,10 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Show the cells of a notebook and their stored texts."""
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let the search show the guide before the reference, and show the cells of a notebook and their stored texts."""
+    if page.file.src_uri.startswith("reference/"):
+        page.meta.setdefault("search", {"boost": 0.3})
     return re.sub(
         r"<!-- notebook: (\S+) -->",
         lambda match: "\n".join(_cells(ROOT / match[1])),

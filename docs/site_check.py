@@ -81,11 +81,12 @@ class Search:
     def first(self, query: str) -> str | None:
         """Return the page that is shown first, or None if nothing is found."""
         words = query.replace("-", " ").split()
+        wanted = [word for word in words if len(word) > 2 or not word.isascii()]  # docs/hooks.py
         scores = [0.0] * len(self.entries)
         found: list[set[str]] = [set() for _ in self.entries]
         for field, counts in self.fields.items():
             mean = sum(map(len, counts)) / len(counts)
-            for word, known in itertools.product(words, self.sections):
+            for word, known in itertools.product(wanted, self.sections):
                 if not known.startswith(word):
                     continue
                 number = self.sections[known]
