@@ -23,7 +23,8 @@ def code() -> dict[str, str]:
     A commit says what to check out, the digest whether that code is still the one that is here.
     """
     root = Path(__file__).parents[1]
-    paths = [path for name in _MEASURED for path in ([root / name] if Path(name).suffix else (root / name).rglob("*.py"))]
+    places = [root / name for name in _MEASURED]
+    paths = [path for place in places for path in (place.rglob("*.py") if place.is_dir() else [place])]
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(f"{path.relative_to(root)}\n".encode() + path.read_bytes())
