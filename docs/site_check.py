@@ -16,7 +16,6 @@ SEARCHES = {
     "": """
         accelerate migration/
         accumulator reference/Accumulator/
-        ascend /
         batchnorm how-to/batch_norm/
         changelog project/changelog/
         cite project/citation/
@@ -44,7 +43,6 @@ SEARCHES = {
         恢复训练 how-to/resume/
         断点续训 how-to/resume/
         早停 how-to/evaluation/
-        昇腾 /
         显存 how-to/split/
         显存不足 how-to/split/
         混合精度 how-to/amp/
