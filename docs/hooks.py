@@ -21,13 +21,23 @@ MENDED = {
     # lunr, which the theme contains, compares nodes of its index by a text that joins letters and numbers of nodes
     # without a separator: where words have digits, different nodes are taken for equal, and a search for "1" fails.
     "e=e+s+o.id": 'e=e+","+s+o.id',
-    # Each word finds all that begin with it. Of numbers these are too many: "2 servers" would find pages with figures;
-    # and "on" would find "one".
-    "(^[+-]|[~^]\\d+$)": "(^[+-]|[~^]\\d+$|^\\d+$|^[A-Za-z]{1,2}$)",
-    # And a word with a hyphen is two words, as in the index.
-    't.trim().split(/"([^"]+)"/g)': r't.trim().replace(/(\w)-(?=\w)/g,"$1 ").split(/"([^"]+)"/g)',
+    # Each word finds all that begin with it. Of numbers these are too many: "2 servers" would find pages with figures.
+    "(^[+-]|[~^]\\d+$)": "(^[+-]|[~^]\\d+$|^\\d+$)",
+    # A word with a hyphen is two words, as in the index; and those of a question are left out: "on" would find "one".
+    't.trim().split(/"([^"]+)"/g)': r't.trim().replace(/(\w)-(?=\w)/g,"$1 ")'
+    r'.replace(/\b(?:how|what|why|do|does|can|i|it|is|a|the|my|of|on|in|for|to|with)\s+/gi,"").split(/"([^"]+)"/g)',
 }
 """dict[str, str], what is replaced in the script of the search."""
+BOOSTS = {
+    "reference/": 0.6,
+    "project/": 0.5,
+    "conformance": 0.4,
+    "correctness": 0.6,
+    "glossary": 0.6,
+    "performance": 0.6,
+}
+BOOSTS |= {"scaling": 0.6, "troubleshooting": 0.8}
+"""dict[str, float], how much pages count in the search, by what their paths begin with: those of the guide, more."""
 
 
 @event_priority(-200)  # after the plugin that sets the copyright of each language
@@ -43,9 +53,10 @@ def on_config(config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Let the search show the guide before the reference, and show the cells of a notebook and their stored texts."""
-    if page.file.src_uri.startswith("reference/"):
-        page.meta.setdefault("search", {"boost": 0.3})
+    """Set how much the page counts in the search, and show the cells of a notebook and their stored texts."""
+    for begin, boost in BOOSTS.items():
+        if page.file.src_uri.startswith(begin):
+            page.meta.setdefault("search", {"boost": boost})
     return re.sub(
         r"<!-- notebook: (\S+) -->",
         lambda match: "\n".join(_cells(ROOT / match[1])),

@@ -16,18 +16,14 @@ SEARCHES = {
     "": """
         accelerate migration/
         accumulator reference/Accumulator/
-        ascend limits/
         batchnorm how-to/batch_norm/
         changelog project/changelog/
         cite project/citation/
         distributed training how-to/processes/
-        does it work on gpu limits/
         early stopping how-to/evaluation/
-        gradient_accumulation_steps reference/AccumulatedTrainStep/
         gradientaccumulation reference/GradientAccumulation/
         how do i install /
         infonce how-to/contrastive/
-        learning rate how-to/schedules/
         license project/license/
         mixed precision how-to/amp/
         multi-gpu how-to/processes/
@@ -35,7 +31,6 @@ SEARCHES = {
         oom how-to/split/
         out of memory how-to/split/
         save checkpoint how-to/resume/
-        zero how-to/processes/
         """,
     "zh": """
         accumulator reference/Accumulator/
@@ -48,7 +43,6 @@ SEARCHES = {
         恢复训练 how-to/resume/
         断点续训 how-to/resume/
         早停 how-to/evaluation/
-        昇腾 limits/
         显存 how-to/split/
         显存不足 how-to/split/
         混合精度 how-to/amp/
@@ -80,13 +74,15 @@ class Search:
 
     def first(self, query: str) -> str | None:
         """Return the page that is shown first, or None if nothing is found."""
+        query = re.sub(
+            r"\b(how|does|do|i|it|is|of|on)\s+", "", query
+        )  # as docs/hooks.py has it done
         words = query.replace("-", " ").split()
-        wanted = [word for word in words if len(word) > 2 or not word.isascii()]  # docs/hooks.py
         scores = [0.0] * len(self.entries)
         found: list[set[str]] = [set() for _ in self.entries]
         for field, counts in self.fields.items():
             mean = sum(map(len, counts)) / len(counts)
-            for word, known in itertools.product(wanted, self.sections):
+            for word, known in itertools.product(words, self.sections):
                 if not known.startswith(word):
                     continue
                 number = self.sections[known]
