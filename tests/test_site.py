@@ -17,7 +17,7 @@ DOCS = ROOT / "docs"
 CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 NAV = re.findall(r"^ +- (?:(.+): )?(\S+\.md)$", CONFIG[CONFIG.index("\nnav:") :], re.MULTILINE)
 CHINESE = dict(re.findall(r"^ {12}(.+): (.+)$", CONFIG, re.MULTILINE))
-OTHERWISE = ("index.md", "reference/index.md", "conformance.md")  # short names in the menu
+OTHERWISE = ("index.md", "reference/index.md")  # short names in the menu
 
 
 def heading(page):

@@ -180,7 +180,7 @@ class Converted(nn.Cell):
 
 
 class Wrapped(nn.Cell):
-    """O1 converts no layers of a network that is a SequentialCell: see docs/how-to/amp.md."""
+    """O1 converts no layers of a network that is a SequentialCell: see docs/limits.md."""
 
     def __init__(self, layers):
         super().__init__()
