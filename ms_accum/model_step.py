@@ -280,6 +280,7 @@ class AccumulatedTrainStep(Compiled):
         if not self.resumed:
             self.window.clear()
             self._clear_losses()
+            ops.assign(self.micro_batches_left[0], Tensor(0, ms.int32))
         self.resumed = False
 
     def _clear_losses(self) -> None:
@@ -452,7 +453,6 @@ class _Collecting:
         self._windows.clear()
         self.losses, self.left = [], 0
         self.means, self._last = {}, Tensor(0.0, ms.float32)
-        ops.assign(self._step.micro_batches_left[0], Tensor(0, ms.int32))
 
 
 class _Graph:

@@ -463,6 +463,24 @@ FAULTS = {
     "gradients that a stage spoiled update": Fault(
         "engine/stages.py", ", tree.all_finite(changed))", ", Tensor(True))", "engine/test_stages.py"
     ),
+    "what a Cell remembers in tuples is not saved": Fault(
+        "engine/stages.py", ", **value.name_cells(), **vars(value)}", "}", "engine/test_stages.py"
+    ),
+    "what a stage spoiled is called infinite": Fault(
+        "engine/update.py",
+        "kept_infinite = ops.logical_and(keep, ops.logical_not(finite))",
+        "kept_infinite = ops.logical_not(finite)",
+        "engine/test_stages.py",
+    ),
+    "a gradient of another group is overwritten": Fault(
+        "engine/native_update.py", "(as_computed and len(rule.spans) > 1)", "False", "test_native.py"
+    ),
+    "clear() keeps the end of an interrupted epoch": Fault(
+        "model_step.py",
+        "            ops.assign(self.micro_batches_left[0], Tensor(0, ms.int32))\n        self.resumed",
+        "        self.resumed",
+        "test_model_step.py",
+    ),
     "what a stage remembers is not saved": Fault(
         "engine/config.py", "parameters |= stage.state", "pass", "engine/test_stages.py"
     ),

@@ -501,6 +501,27 @@ def test_open_window_of_interrupted_run_is_discarded():
 
 
 @pytest.mark.host
+def test_step_called_by_hand_after_an_interrupted_run_has_complete_windows():
+    """Not one that ends where the interrupted epoch would have ended."""
+
+    def fail(context):
+        raise KeyError("mine")
+
+    trained = Trained(gradient_accumulation_steps=3)
+    with pytest.raises(KeyError):
+        trained.model.train(
+            1, dataset(make_micro_batches()[:2]), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)]
+        )
+    trained.step.clear()
+    trained.step.set_train()
+    ends = []
+    for columns in make_micro_batches([8] * 3):
+        trained.step(*columns)
+        ends.append(trained.step.updated)
+    assert ends == [False, False, True]
+
+
+@pytest.mark.host
 def test_predicting_does_not_train():
     trained = Trained(gradient_accumulation_steps=1)
     before = trained.weights

@@ -459,6 +459,24 @@ def test_gradient_that_is_a_parameter_is_not_overwritten(way):
     assert network.a.asnumpy().tolist() == [-1.0, -2.0] and network.b.asnumpy().tolist() == [3.5, 7.0]
 
 
+def test_gradient_that_is_a_parameter_of_another_group_is_not_overwritten():
+    """The operator is called for each group, so the first one's parameters have changed when it reads the second's."""
+    network = Product()
+    groups = [{"params": [network.a]}, {"params": [network.b]}]
+    optimizer = experimental.AdamW(groups, lr=0.1, eps=1.0, weight_decay=0.0)
+    model = GradientAccumulation(network, None, optimizer, check="off")
+    model.train_process(1, rows_of(0.0) * 2, 1, report=(), ckpt_path=None)
+    weights, moments = [np.array([1.0, 2.0]), np.array([4.0, 8.0])], np.zeros((2, 2, 2))
+    for step in (1, 2):
+        for each, gradient in enumerate([weights[1], weights[0]]):
+            moments[each] = moments[each] * [[0.9], [0.999]] + [0.1 * gradient, 0.001 * gradient**2]
+        weights = [
+            w - 0.1 / (1 - 0.9**step) * m / (np.sqrt(v) / np.sqrt(1 - 0.999**step) + 1.0)
+            for w, (m, v) in zip(weights, moments)
+        ]
+    np.testing.assert_allclose([network.a.asnumpy(), network.b.asnumpy()], weights, rtol=1e-6)
+
+
 class Lookup(nn.Cell):
     def __init__(self):
         super().__init__()

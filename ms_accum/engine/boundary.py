@@ -76,7 +76,8 @@ class Boundary:
         self.skips = config.skips if accumulated else None
         in_place = accumulated and (sums is None or sums.in_place)
         users, dynamic, ema = config.stages, config.dynamic, config.ema
-        native = native_update(config, emptied, at_once=in_place and not users)
+        as_computed = not (accumulated or users or sums is not None)
+        native = native_update(config, emptied, at_once=in_place and not users, as_computed=as_computed)
         measures = config.kernels if sums is None else sums
         narrow = any(parameter.dtype != ms.float32 for parameter in config.parameters)
 

@@ -1,8 +1,9 @@
-"""The three Cells that the driver composes, one graph each.
+"""The three Cells of a window, one graph each, unless the driver puts them into one.
 
 Only the first contains a forward: random layers keep their state in the compiled graph, so a second graph with a
 forward would repeat the masks. The host decides when a window ends, so the first graph has no optimizer, which would be
-compiled anew for each shape of a micro-batch.
+compiled anew for each shape of a micro-batch. Where the end needs nothing from the host, the driver accepts that and
+saves a call (`training/runners.Accumulating`).
 """
 
 from __future__ import annotations

@@ -86,10 +86,16 @@ class NativeUpdate:
         return end
 
 
-def native_update(config: WindowConfig, emptied: tuple, *, at_once: bool) -> NativeUpdate | None:
-    """Return the operator that computes what the optimizer would; None if there is none."""
+def native_update(config: WindowConfig, emptied: tuple, *, at_once: bool, as_computed: bool) -> NativeUpdate | None:
+    """Return the operator that computes what the optimizer would; None if there is none.
+
+    `as_computed` gradients may be trained parameters themselves, as that of a in a * b is b. The operator sees to it
+    where it updates all of them, but not where it is called for one group after the other.
+    """
     rule = None if config.kernels.library is None else _rule_of(config.optimizer)
-    return None if rule is None else NativeUpdate(config, rule, emptied, at_once=at_once)
+    if rule is None or (as_computed and len(rule.spans) > 1):
+        return None
+    return NativeUpdate(config, rule, emptied, at_once=at_once)
 
 
 # The rules: what `native.cc` needs of each optimizer

@@ -17,7 +17,6 @@ from ..network.state import state, unique_name
 from .loss_scale import own_scale
 
 Stage = Callable[[tuple[Tensor, ...], Tensor], Any]
-_FUNCTIONS = (types.FunctionType, types.MethodType)
 _RETURNS = "Return one for each of 'optimizer.parameters', or (gradients, keep)."
 
 
@@ -69,6 +68,9 @@ class UserStage:
             changed, keep = changed
         if not isinstance(changed, (tuple, list)):
             raise TypeError(f"For '{self.owner}', {self.what} must be a tuple of Tensors. {_RETURNS}")
+        for each in changed:
+            if not isinstance(each, Tensor):
+                raise TypeError(f"For '{self.owner}', {self.what} must be a tuple of Tensors. {_RETURNS}")
         tree.check_number(self.owner, self.what, changed, self.trained, _RETURNS)
         changed = tree.check_shapes(self.owner, self.what, tuple(changed), self.trained, _RETURNS)
         if keep is None or (isinstance(keep, Tensor) and keep.shape not in ((), (1,))):
@@ -84,7 +86,8 @@ def user_stages(owner: str, stages: Any, optimizer: Any, network: nn.Cell | None
     if isinstance(stages, str) or not isinstance(stages, Sequence):
         _check.raise_invalid(TypeError, owner, "stages", "a list of functions or objects", repr(stages))
     for stage in stages:
-        if not (isinstance(stage, (*_FUNCTIONS, nn.Cell)) or hasattr(type(stage), "__ms_class__")):
+        called = getattr(stage, "__self__", stage)  # of a method the object, which a graph must know as well
+        if not (isinstance(called, (types.FunctionType, nn.Cell)) or hasattr(type(called), "__ms_class__")):
             rule, remedy = "functions, Cells, or objects of a class with @ms.jit_class", "MindSpore compiles them."
             _check.raise_invalid(TypeError, owner, "stages", rule, repr(stage), remedy)
     if stages and is_sharded(optimizer):
@@ -107,8 +110,8 @@ def _parameters(value: Any, seen: set[int], name: str = "") -> Iterator[tuple[st
         yield name, value
         return
     inside: Any = {}
-    if isinstance(value, nn.Cell):
-        inside = dict(value.parameters_and_names())
+    if isinstance(value, nn.Cell):  # which knows nothing of Parameters in its tuples and in other objects
+        inside = {**dict(value.parameters_and_names()), **value.name_cells(), **vars(value)}
     elif isinstance(value, (Mapping, list, tuple)):
         inside = value if isinstance(value, Mapping) else dict(enumerate(value))
     elif hasattr(type(value), "__ms_class__"):

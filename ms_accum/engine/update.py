@@ -60,10 +60,12 @@ class Finite:
         self.measures = measures
 
     def __call__(self, end: Any) -> Any:
-        norm = end["norm"]
+        norm, keep = end["norm"], end["keep"]
         finite = ops.isfinite(self.measures.norm(end["gradients"], norm))
-        end["norm"] = ops.where(finite, norm, ops.full_like(norm, float("inf")))
-        end["keep"] = ops.logical_and(end["keep"], finite)
+        # What a stage of the user's skips is not called infinite: it would lower a loss scale, or end the run.
+        kept_infinite = ops.logical_and(keep, ops.logical_not(finite))
+        end["norm"] = ops.where(kept_infinite, ops.full_like(norm, float("inf")), norm)
+        end["keep"] = ops.logical_and(keep, finite)
         return end
 
 

@@ -132,7 +132,7 @@ def raise_if_not_compiled(owner: str, error: Exception) -> None:
     if "set_recursion_limit" in text:  # MindSpore's own remedy
         remedy = "Call mindspore.set_recursion_limit(10000) before the run."
     raise RuntimeError(
-        f"For '{owner}', MindSpore can't compile the network, its loss or the optimizer{place_of(error)}: "
+        f"For '{owner}', MindSpore can't compile the network, its loss, the optimizer or a stage{place_of(error)}: "
         f"{words_of(error).rstrip('.')}. {remedy}"
     ) from error
 

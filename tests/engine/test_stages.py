@@ -154,6 +154,10 @@ def no_tuple(gradients, norm):
     return gradients[0]
 
 
+def numbers(gradients, norm):
+    return [0.0, 0.0]
+
+
 def keeps_two(gradients, norm):
     return gradients, ops.stack((norm > 0, norm > 1))
 
@@ -168,6 +172,7 @@ def fails(gradients, norm):
         (too_few, r"stage 1 \(too_few\)' must have one tensor for each of the optimizer's 2 parameters, but got 1"),
         (other_shape, r"stage 1 \(other_shape\)' must have the shapes of the optimizer's parameters, but got \(2,?\)"),
         (no_tuple, r"stage 1 \(no_tuple\) must be a tuple of Tensors"),
+        (numbers, r"stage 1 \(numbers\) must be a tuple of Tensors"),
         (keeps_two, r"'keep' of stage keeps_two must be one bool"),
         (fails, "the user's own words"),
     ],
@@ -199,6 +204,8 @@ def test_stages_must_be_compilable(way):
         Trained(way, Layers(), stages=too_few)
     with pytest.raises(TypeError, match="'stages' must be functions, Cells, or objects of a class with @ms.jit_class"):
         Trained(way, Layers(), stages=[Plain()])
+    with pytest.raises(TypeError, match="'stages' must be functions, Cells, or objects of a class with @ms.jit_class"):
+        Trained(way, Layers(), stages=[Plain().__call__])
 
 
 @pytest.mark.host
@@ -279,6 +286,45 @@ def test_what_a_stage_remembers_is_resumed(stop, page, tmp_path):
     train(resumed, Checkpointer(tmp_path, resume="auto"))
     assert whole.skipped == resumed.skipped > 0
     assert [each.asnumpy().tobytes() for each in left] == [each.asnumpy().tobytes() for each in expected]
+
+
+class Average(nn.Cell):
+    """Averages gradients in Parameters that a Cell does not count among its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.averages = tuple(Parameter(Tensor([0.0], ms.float32), name=f"average{n}") for n in range(1))
+        self.calls = Calls()
+
+    def construct(self, gradients, norm):
+        ops.assign_add(self.calls.number, Tensor(1, ms.int32))
+        return [ops.assign(each, 0.5 * each + gradient) for each, gradient in zip(self.averages, gradients)]
+
+
+@pytest.mark.parametrize("jit", ["0", "1"])
+def test_what_a_cell_remembers_in_tuples_and_objects_is_saved(jit, monkeypatch):
+    monkeypatch.setenv("MS_JIT", jit)
+    network, average = Slope(), Average()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), stages=[average], check="off")
+    model.train_process(1, [micro_batch(1.0)] * 4, 2, report=(), ckpt_path=None)
+    assert network.w.asnumpy() == pytest.approx(-(1.0 + 1.5))
+    names = ["stages.1.averages.0", "stages.1.calls.number", "stages.1.windows_skipped"]
+    assert sorted(model._window.config.state) == names
+    average.averages[0].set_data(Tensor([8.0], ms.float32))
+    model.train_process(1, [micro_batch(1.0)] * 2, 2, report=(), ckpt_path=None)
+    assert network.w.asnumpy() == pytest.approx(-(1.0 + 1.5) - 5.0) and int(average.calls.number) == 3
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("size", [1, 2])
+def test_window_that_a_stage_spoils_is_not_called_infinite_in_float16(size):
+    """What is cast to the type of the parameters is judged once more, but not if the stage has skipped it."""
+    network = Slope(dtype=ms.float16)
+    scale, optimizer = amp.DynamicLossScaler(64.0, 2, 1000), nn.Momentum([network.w], 0.01, 0.0)
+    options = {"stages": [infinite], "loss_scale": scale, "nonfinite": "raise", "check": "off"}
+    model = GradientAccumulation(network, None, optimizer, **options)
+    model.train_process(1, [micro_batch(1.0)] * 4, size, report=(), ckpt_path=None)
+    assert (model.updates, model.skipped, model.overflows, model.loss_scale) == (0, 4 // size, 0, 64.0)
 
 
 @pytest.mark.host
