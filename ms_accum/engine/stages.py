@@ -66,11 +66,8 @@ class UserStage:
         changed, keep = call(self.stage, (gradients, norm)), True
         if isinstance(changed, (tuple, list)) and len(changed) == 2 and isinstance(changed[0], (tuple, list)):
             changed, keep = changed
-        if not isinstance(changed, (tuple, list)):
+        if not (isinstance(changed, (tuple, list)) and tree.are_tensors(tuple(changed))):
             raise TypeError(f"For '{self.owner}', {self.what} must be a tuple of Tensors. {_RETURNS}")
-        for each in changed:
-            if not isinstance(each, Tensor):
-                raise TypeError(f"For '{self.owner}', {self.what} must be a tuple of Tensors. {_RETURNS}")
         tree.check_number(self.owner, self.what, changed, self.trained, _RETURNS)
         changed = tree.check_shapes(self.owner, self.what, tuple(changed), self.trained, _RETURNS)
         if keep is None or (isinstance(keep, Tensor) and keep.shape not in ((), (1,))):

@@ -280,6 +280,20 @@ def check_without_loss(owner: str, grads: Any, parameters: Any) -> None:
         )
 
 
+_is_tensor = ops.MultitypeFuncGraph("is_tensor")
+
+
+@_is_tensor.register("Tensor")
+@_is_tensor.register("Number")
+def _one_is_tensor(value: Any) -> bool:
+    return isinstance(value, ms.Tensor)
+
+
+def are_tensors(values: tuple) -> bool:
+    """Return whether these are Tensors, and no Python numbers. Asked as a whole: see `check_shapes`."""
+    return False not in _map(_is_tensor, values)
+
+
 def check_number(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
     """Raise an error unless the numbers of tensors and of the optimizer's parameters are equal."""
     if len(tensors) != len(parameters):

@@ -238,16 +238,20 @@ class Sum(nn.Cell):
         return ops.mean(x * ops.addn(self.weights))
 
 
-def test_calls_inside_each_other_do_not_grow_with_the_parameters(set_recursion_limit):
+def unchanged(gradients, norm):
+    return gradients
+
+
+@pytest.mark.parametrize("stages", [(), (unchanged,)])
+def test_calls_inside_each_other_do_not_grow_with_the_parameters(set_recursion_limit, stages):
     set_recursion_limit(80)
     x = Tensor([[1.0], [3.0]], ms.float32)
     network = Sum(90)
     first, rest = network.trainable_params()[:45], network.trainable_params()[45:]
     optimizer = nn.SGD([{"params": first, "lr": 1.0}, {"params": rest, "lr": 2.0}], 1.0)
-    GradientAccumulation(network, None, optimizer, check="off").train_process(
-        1, [(x,), (x,)], 2, report=(), ckpt_path=None
-    )
-    accumulator = Accumulator(optimizer, 1, reduction="mean")
+    model = GradientAccumulation(network, None, optimizer, stages=stages, check="off")
+    model.train_process(1, [(x,), (x,)], 2, report=(), ckpt_path=None)
+    accumulator = Accumulator(optimizer, 1, reduction="mean", stages=stages)
     grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
 
     @ms.jit
