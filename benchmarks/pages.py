@@ -17,7 +17,7 @@ from typing import Any
 
 from . import curves, ranks
 from .conformance import page
-from .contenders import OURS, TUNED
+from .contenders import OURS, TUTORIAL
 from .process import ROOT
 from .results import code, groups, part, records, rows
 
@@ -118,7 +118,7 @@ def _compared(measured: Rows) -> list[dict[str, Any]]:
     compared = []
     for (network, window), mine in groups(measured, "network", "window").items():
         times = {row["contender"]: row["ms"] for row in mine}
-        others = {"tutorial": times[TUNED[0]], "torch": min(times[name] for name in _TORCH)}
+        others = {"tutorial": times[TUTORIAL], "torch": min(times[name] for name in _TORCH)}
         compared.append({"network": network, "window": window, "ours": times[OURS], **others})
     return compared
 

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
-# What the benchmarks are about; the rest of the package is not in a micro-batch's way.
+# A change of these makes figures out of date.
 _MEASURED = ("ms_accum/engine", "ms_accum/network", "ms_accum/native.py", "ms_accum/native.cc")
 
 
 def code() -> dict[str, str]:
-    """Return the commit, if there is one, and a digest of the code whose speed the benchmarks are about.
+    """Return the commit, if there is one, and a digest of the code that decides about speed and memory.
 
     A commit says what to check out, the digest whether that code is still the one that is here.
     """

@@ -35,8 +35,9 @@ BOOSTS = {
     "correctness": 0.6,
     "glossary": 0.6,
     "performance": 0.6,
+    "scaling": 0.6,
+    "troubleshooting": 0.8,
 }
-BOOSTS |= {"scaling": 0.6, "troubleshooting": 0.8}
 """dict[str, float], how much pages count in the search, by what their paths begin with: those of the guide, more."""
 
 

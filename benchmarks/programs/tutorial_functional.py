@@ -60,16 +60,16 @@ def make(network: Network, tuned: bool = False) -> Trainer:
 
     With `--tuned` under the environment variables that ours sets.
     """
+    first = networks_ms.make(network)
     if tuned:
-        networks_ms.tune(networks_ms.make(network))
+        networks_ms.tune(first)
 
     def windows_of(window: int) -> Train:
         trained = networks_ms.make(network)
         step = step_of(trained, networks_ms.loss(), networks_ms.momentum(trained), window)
         return one_by_one(step, wait=ms.runtime.synchronize)
 
-    size = networks_ms.size(networks_ms.make(network))
-    return Trainer(networks_ms.VERSIONS, size, networks_ms.tensors, windows_of)
+    return Trainer(networks_ms.VERSIONS, networks_ms.size(first), networks_ms.tensors, windows_of)
 
 
 if __name__ == "__main__":
