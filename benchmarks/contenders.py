@@ -21,13 +21,13 @@ class Entry(NamedTuple):
     flags: tuple[str, ...] = ()
 
 
-TUTORIAL = "tutorial-2.x-tuned"
-"""str, MindSpore's 2.x tutorial under the environment variables that ours sets."""
+TUTORIALS = ("tutorial-2.x-tuned", "tutorial-r1.0-tuned")
+"""tuple[str, ...], MindSpore's tutorials under the environment variables that ours sets."""
 ENTRIES = (
     Entry(OURS, "mindspore", "accum.py"),
     Entry("tutorial-2.x", "mindspore", "tutorial_functional.py"),
-    Entry(TUTORIAL, "mindspore", "tutorial_functional.py", ("--tuned",)),
-    Entry("tutorial-r1.0-tuned", "mindspore", "tutorial_cells.py", ("--tuned",)),
+    Entry(TUTORIALS[0], "mindspore", "tutorial_functional.py", ("--tuned",)),
+    Entry(TUTORIALS[1], "mindspore", "tutorial_cells.py", ("--tuned",)),
     Entry("torch", "torch", "torch_loop.py"),
     Entry("torch-compile", "torch", "torch_loop.py", ("--compile",)),
     Entry("jax-multisteps", "jax", "jax_loop.py"),

@@ -20,9 +20,11 @@ ENTRY = Entry(OURS, "mindspore", "cost_ours.py")
 # What each piece is compared with: also windows with what users may add; last MindSpore's default mode, in which ours
 # are compiled, graph mode, and a loop without `ms.jit`.
 COMPARED_WITH = {
+    "plain, without our branch": "plain",
     "accumulate": "plain",
     "update": "plain, optimizer",
-    "window, driver": "window, ours",
+    "update, without C++ operators": "plain, optimizer",
+    "window, driver": "plain",
     "windows, skip_micro": "windows",
     "windows, dynamic loss scale": "windows",
     "windows, average": "windows",

@@ -17,15 +17,23 @@ from typing import Any
 
 from . import curves, ranks
 from .conformance import page
-from .contenders import OURS, TUTORIAL
+from .contenders import OURS, TUTORIALS
 from .process import ROOT
 from .results import code, groups, part, records, rows
 
-_TORCH = ("torch", "torch-compile")
+# With what our time is compared: the faster contender of each kind.
+_OTHERS = {
+    "tutorials": TUTORIALS,
+    "torch": ("torch", "torch-compile"),
+    "jax": ("jax-multisteps", "jax-scan"),
+}
+_SMALL = (1, 2, 4)
 _PIECES = {
+    "plain without the branch / with it": "plain, without our branch",
     "accumulating micro-batch / plain": "accumulate",
     "update / plain with optimizer": "update",
-    "driver / its Cells": "window, driver",
+    "the same without C++ operators": "update, without C++ operators",
+    "driver with its updates / plain": "window, driver",
     "skip_micro": "windows, skip_micro",
     "dynamic loss scale": "windows, dynamic loss scale",
     "EMA": "windows, average",
@@ -103,22 +111,28 @@ def helps() -> dict[str, str]:
 
 def ranges() -> dict[str, tuple[float, float]]:
     """Return the least and the largest ratio, over the networks, of what the sentences on cost are about."""
-    of_cost, of_speed = rows("cost"), rows("speed")
-    small = [row for row in _compared(of_speed) if row["window"] <= 4]
-    ratios = {
-        "accumulate": [row["ratio"] for row in of_cost if row["piece"] == "accumulate"],
-        "update": [row["ratio"] for row in of_cost if row["piece"] == "update"],
-        "small windows": [row["ours"] / row["tutorial"] for row in small],
-    }
+    of_cost = groups(rows("cost"), "piece")
+    ratios = {name: [row["ratio"] for row in of_cost[(name,)]] for name in ("accumulate", "update", "window, driver")}
+    ratios |= {f"small windows, {name}": _small_windows(name) for name in _OTHERS}
     return {name: (min(values), max(values)) for name, values in ratios.items()}
 
 
+def slower() -> tuple[int, int]:
+    """Return in how many of the small windows ours is slower than the faster tutorial, and how many there are."""
+    ratios = _small_windows("tutorials")
+    return sum(ratio > 1 for ratio in ratios), len(ratios)
+
+
+def _small_windows(other: str) -> list[float]:
+    return [row[other] for row in _compared(rows("speed")) if row["window"] in _SMALL]
+
+
 def _compared(measured: Rows) -> list[dict[str, Any]]:
-    """Return for each network and window our time, and those of the 2.x tutorial and the faster of PyTorch's ways."""
+    """Return for each network and window our time, and its ratio to that of the fastest contender of each kind."""
     compared = []
     for (network, window), mine in groups(measured, "network", "window").items():
         times = {row["contender"]: row["ms"] for row in mine}
-        others = {"tutorial": times[TUTORIAL], "torch": min(times[name] for name in _TORCH)}
+        others = {kind: times[OURS] / min(times[name] for name in names) for kind, names in _OTHERS.items()}
         compared.append({"network": network, "window": window, "ours": times[OURS], **others})
     return compared
 
@@ -132,10 +146,9 @@ def _speed(measured: Rows) -> Lines:
 
 
 def _ratios(measured: Rows) -> Lines:
-    """Ours, and by how much longer it takes than the 2.x tutorial, equally set, and the faster of PyTorch's ways."""
+    """Ours, and by how much longer it takes than the others."""
     for row in _compared(measured):
-        others = (f"{row['ours'] / row[name]:.2f}" for name in ("tutorial", "torch"))
-        yield [row["network"], row["window"], f"{row['ours']:.1f}", *others]
+        yield [row["network"], row["window"], f"{row['ours']:.1f}", *(f"{row[kind]:.2f}" for kind in _OTHERS)]
 
 
 def _cost(measured: Rows) -> Lines:
@@ -175,7 +188,7 @@ def _runs() -> Lines:
         versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if name != "ms_accum")
         about, measured = record["machine"], record["code"]
         same = "✓" if measured["digest"] == now else "–"
-        cpu = f"{about['cores']} x {about['cpu']}, {about['instructions']}"
+        cpu = f"{about['cpu']}, {about['cores']}, {about['instructions']}"
         yield [record["benchmark"], record["date"][:10], measured["commit"], same, cpu, versions]
 
 

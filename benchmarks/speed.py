@@ -16,11 +16,11 @@ from typing import Any
 from .contenders import ENTRIES, OURS, Entry, available, check_same_size
 from .options import Settings, select_settings
 from .process import Contender
-from .runner import Session, check_loss, ratio, repeats, summary
+from .runner import Session, check_loss, repeats, summary
 
 BATCH = {"lenet5": 32, "mlp": 32, "transformer": 8, "mlp50m": 32}
 TABLES = {"": ("", "network window:d contender ms:.3f ms_min:.3f ms_max:.3f ratio:.2f")}
-NOTE = "ms: per micro-batch, update included, median of the starts; ratio: to ours, median of the starts"
+NOTE = "ms: per micro-batch, update included, median of the starts; ratio: of the medians, to ours"
 _BURSTS = 3  # in a start, of which the median counts
 FULL, SHORT = Settings(tuple(BATCH), (1, 2, 4, 16), rounds=5), Settings(("mlp",), (1, 2), rounds=1)
 
@@ -72,9 +72,7 @@ def _seconds(contender: Contender, window: int, batch: int, windows: int) -> flo
 
 
 def _figures(times: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
-    """Return the figures of each contender's row: its times, and their ratio to ours, start by start."""
-    ours = times.get(OURS)
-    return [
-        {"contender": name, **summary(starts, "ms"), "starts": starts, "ratio": ratio(starts, ours)}
-        for name, starts in times.items()
-    ]
+    """Return the figures of each contender's row: its times, and the ratio of its median to ours."""
+    ours = statistics.median(times[OURS]) if OURS in times else None
+    made = ({"contender": name, **summary(starts, "ms"), "starts": starts} for name, starts in times.items())
+    return [{**row, "ratio": row["ms"] / ours if ours else None} for row in made]

@@ -96,7 +96,7 @@ def test_missing_environment_is_reported_in_one_line(monkeypatch, capsys):
         start(ENTRIES[-1])
 
 
-def test_speed_is_the_median_start_and_ratios_are_those_of_the_starts():
+def test_speed_is_the_median_start_and_ratios_are_those_of_the_medians():
     rows = speed._figures({OURS: [1.0, 2.0, 1.0], "a": [20.0, 2.0, 3.0]})
     assert [(row["ms"], row["ms_min"], row["ms_max"]) for row in rows] == [(1.0, 1.0, 2.0), (3.0, 2.0, 20.0)]
     assert [row["ratio"] for row in rows] == [1.0, 3.0]

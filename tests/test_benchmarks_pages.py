@@ -90,7 +90,7 @@ def test_code_that_was_measured_is_told_from_changed_code(monkeypatch, tmp_path)
     record = {"benchmark": "x", "date": "2026-11-28T07", "machine": {"cores": 2, "cpu": "it", "instructions": "avx2"}}
     monkeypatch.setattr(pages, "records", lambda: [{**record, "code": now, "versions": {}}])
     monkeypatch.setattr(pages, "code", lambda: now)
-    assert list(pages._runs()) == [["x", "2026-11-28", now["commit"], "✓", "2 x it, avx2", ""]]
+    assert list(pages._runs()) == [["x", "2026-11-28", now["commit"], "✓", "it, 2, avx2", ""]]
     monkeypatch.setattr(pages, "code", results.code)
     assert list(pages._runs())[0][3] == "–"
 

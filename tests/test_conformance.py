@@ -201,8 +201,9 @@ def test_every_library_has_every_case():
     assert set(RECORD["libraries"]) == {library.key for library in LIBRARIES if not library.missing}
 
 
-def test_control_loop_is_right_everywhere():
-    assert {row["verdict"] for row in RECORD["rows"] if row["library"] == "right loop"} == {"right"}
+def test_control_loop_is_right_wherever_it_can_run():
+    of_loop = {row["case"]: row["verdict"] for row in RECORD["rows"] if row["library"] == "right loop"}
+    assert {case: verdict for case, verdict in of_loop.items() if verdict != "right"} == {"resume": "cannot"}
 
 
 def test_chinese_page_explains_every_fault():

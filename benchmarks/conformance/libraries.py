@@ -39,8 +39,8 @@ class Library(NamedTuple):
 
     @property
     def family(self) -> str:
-        """str, whose row it shares: its library's, or that of MindSpore's tutorials, which are no library."""
-        return TUTORIALS if "tutorial" in self.way else self.name
+        """str, whose row it shares: its package's, or that of MindSpore's tutorials, which are no library."""
+        return TUTORIALS if "tutorial" in self.way else "Lightning" if self.name == "Fabric" else self.name
 
     @property
     def key(self) -> str:
@@ -71,7 +71,14 @@ LIBRARIES = (
     Library(RIGHT_LOOP, "", TORCH, "right_loop.py", ""),
     Library("PyTorch", "usual loop", TORCH, "torch_loops.py", _TORCH_EXAMPLES, ("usual",)),
     Library("PyTorch", "loop with a last step", TORCH, "torch_loops.py", _TORCH_EXAMPLES, ("flushed",)),
-    Library("Accelerate", "", TORCH, "accelerate_loop.py", _ACCELERATE),
+    Library(
+        "Accelerate",
+        "",
+        TORCH,
+        "accelerate_loop.py",
+        _ACCELERATE,
+        by_design={"sum losses": f"It divides the loss by N in place of the user: {_ACCELERATE}"},
+    ),
     Library(
         "Accelerate",
         "with the guide's count of items",
@@ -109,7 +116,7 @@ LIBRARIES = (
     ),
     Library(
         "Fabric",
-        "example as printed",
+        "its example",
         TORCH,
         "fabric_loop.py",
         "https://lightning.ai/docs/fabric/stable/advanced/gradient_accumulation.html",

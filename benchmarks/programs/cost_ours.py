@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Callable
 
 import mindspore as ms
@@ -13,9 +14,10 @@ from ours import VERSIONS, driver, tuned
 from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
-from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail
+from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, native
 from ms_accum.engine.config import resolve
 from ms_accum.engine.window import new_window
+from ms_accum.network.branch import branch
 from ms_accum.network.state import unique_name
 from ms_accum.training.runners import Accumulating
 
@@ -50,16 +52,21 @@ _MODEL = ("Model, graph mode", "Model, default mode")
 
 
 class Plain(nn.Cell):
-    """A forward-backward, with nothing done to the gradients or with the optimizer after it."""
+    """A forward-backward, with nothing done to the gradients or with the optimizer after it.
 
-    def __init__(self, forward: nn.Cell, optimizer: nn.Optimizer, update: bool):
+    With the branch that our graphs have, with which MindSpore's CPU backend is faster, so that it isn't compared.
+    """
+
+    def __init__(self, forward: nn.Cell, optimizer: nn.Optimizer, update: bool, branched: bool = True):
         super().__init__(auto_prefix=False)
         self.differentiate = ms.value_and_grad(forward, None, optimizer.parameters)
         self.optimizer = optimizer if update else None
+        self.through_branch = branch(True) if branched else None
 
     def construct(self, *inputs: Any) -> Any:
         loss, grads = self.differentiate(*inputs)
-        return ops.depend(loss, grads if self.optimizer is None else self.optimizer(grads))
+        loss = ops.depend(loss, grads if self.optimizer is None else self.optimizer(grads))
+        return loss if self.through_branch is None else self.through_branch(loss)
 
 
 class Windows:
@@ -80,16 +87,7 @@ class Windows:
 
     def update(self) -> Any:
         """Run a window of one, as the driver does if it can't do without accumulators."""
-        return self._ended(self._ours.add(self._data[0], self._weight, last=True))
-
-    def window(self) -> Any:
-        """Run the window as the driver does: its end is in the graph of the last micro-batch."""
-        *first, last = self._data
-        for micro_batch in first:
-            self._ours.add(micro_batch, self._weight)
-        return self._ended(self._ours.add(last, self._weight, last=True))
-
-    def _ended(self, loss: Any) -> Any:
+        loss = self._ours.add(self._data[0], self._weight, last=True)
         self._ours.end(None)
         return loss
 
@@ -98,6 +96,15 @@ def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> Accumulating:
     """Return the Cells of the driver around a window of their own."""
     config = resolve("cost", optimizer, forward, weighted=True, compiles=True)
     return Accumulating(forward, new_window(unique_name("cost"), config))
+
+
+def _with_mindspores_kernels(forward: nn.Cell, optimizer: nn.Optimizer) -> Accumulating:
+    """Return the same as where our operators could not be built."""
+    os.environ[native.SWITCH] = "0"
+    try:
+        return _accumulating(forward, optimizer)
+    finally:
+        del os.environ[native.SWITCH]
 
 
 def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]:
@@ -109,7 +116,9 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     train = driver(trained, optimizer).train_process
     ours = _accumulating(forward, optimizer)
     plain, updating = Plain(forward, optimizer, False), Plain(forward, optimizer, True)
+    without_branch = Plain(forward, optimizer, False, branched=False)
     windows = Windows(ours, data)
+    without_operators = Windows(_with_mindspores_kernels(forward, optimizer), data)
     collaborating = {
         f"windows{name}": (_windows(networks_ms.make(network), data, window, options()), MANY * window)
         for name, options in COLLABORATORS.items()
@@ -118,10 +127,11 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     # By name: what is run, and how many micro-batches that are.
     pieces: dict[str, tuple[Callable[[], Any], int]] = {
         "plain": (lambda: [plain(*data[0]) for _ in range(_ADDED)][-1], _ADDED),
+        "plain, without our branch": (lambda: [without_branch(*data[0]) for _ in range(_ADDED)][-1], _ADDED),
         "accumulate": (lambda: windows.add(_ADDED), _ADDED),
         "plain, optimizer": (lambda: updating(*data[0]), 1),
         "update": (windows.update, 1),
-        "window, ours": (windows.window, window),
+        "update, without C++ operators": (without_operators.update, 1),
         "window, driver": (lambda: train(1, data, window, report=(), ckpt_path=None), window),
         **collaborating,
         **{

@@ -8,9 +8,14 @@ import networks_ms
 from mindspore import nn
 from mindspore.train import Callback, RunContext
 
-from ms_accum import GradientAccumulation, __version__, tune_cpu
+from ms_accum import GradientAccumulation, __version__, native, tune_cpu
 
-VERSIONS = {"ms_accum": __version__, **networks_ms.VERSIONS}
+# What an update costs depends on whether the operators were built.
+VERSIONS = {
+    "ms_accum": __version__,
+    "C++ operators": "yes" if native.available() else "no",
+    **networks_ms.VERSIONS,
+}
 
 
 class LastLoss(Callback):

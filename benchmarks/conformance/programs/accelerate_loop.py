@@ -1,6 +1,7 @@
 """Accelerate's loop with `accumulate`; with `tokens` that of its guide for samples of variable size.
 
-The guide reads a window ahead, counts its items, and multiplies by N what Accelerate divides by N.
+The guide reads a window ahead, counts its items, and multiplies by N what Accelerate divides by N. Items with class
+weights are counted by them.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import tempfile
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from serving import serve_cases
-from torch_parts import Network, divided_of, loader, loss_of, optimizer_of, result, schedule_of, weights
+from torch_parts import Network, divided_of, items_of, loader, loss_of, optimizer_of, result, schedule_of, weights
 from torch_ranks import across_ranks, rank
 
-from benchmarks.conformance.case import IGNORED, Case, Result
+from benchmarks.conformance.case import Case, Result
 
 TOKENS = "tokens" in sys.argv
 
@@ -81,7 +83,7 @@ class Run:
         pieces = list(self.loader)
         for start in range(0, len(pieces), size):
             window = pieces[start : start + size]
-            items = sum((targets != IGNORED).sum() for _, targets in window)
+            items = torch.tensor(float(sum(items_of(self.case, targets) for _, targets in window)))
             items = self.accelerator.gather(items).sum().item()
             for number, (inputs, targets) in enumerate(window, 1):
                 ranks = self.accelerator.num_processes

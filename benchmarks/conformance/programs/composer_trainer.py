@@ -4,7 +4,7 @@ Composer gets a window as one batch and splits it. Where micro-batches differ in
 of its `DataSpec` does it. It runs with a PyTorch that is newer than those that it declares.
 
 - samples: as by default, a micro-batch counts by its rows.
-- tokens: with `accumulate_train_batch_on_tokens`, by its labels that are not ignored.
+- tokens: with `accumulate_train_batch_on_tokens`, by its labels that are not ignored, or by their class weights.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 
 from serving import serve_cases
 
-from torch_parts import Network, loss_of, optimizer_of, result, schedule_of, tensors, weights  # isort: skip
+from torch_parts import Network, items_of, loss_of, optimizer_of, result, schedule_of, tensors, weights  # isort: skip
 import torch
 from composer import Callback, DataSpec, Evaluator, Trainer
 from composer.algorithms import EMA, GradientClipping
 from composer.models import ComposerModel
 from torch_ranks import across_ranks, rank
 
-from benchmarks.conformance.case import IGNORED, Case, Result
+from benchmarks.conformance.case import Case, Result
 
 TOKENS = sys.argv[1] == "tokens"
 
@@ -135,7 +135,7 @@ def _batches(case: Case, epoch: int) -> DataSpec:
         return list(zip(*(column.split(sizes[number]) for column in batch)))
 
     return DataSpec(
-        batches, split_batch=None if by_default else split, get_num_tokens_in_batch=_tokens if TOKENS else None
+        batches, split_batch=None if by_default else split, get_num_tokens_in_batch=_tokens(case) if TOKENS else None
     )
 
 
@@ -146,12 +146,16 @@ def _evaluator(case: Case) -> Evaluator:
     )
 
 
-def _tokens(batch: Any) -> dict[str, int]:
-    """Return how many labels there are, and how many make the loss; rows where there are no labels."""
-    inputs, targets = batch
-    if targets.is_floating_point():
-        return {"total": len(inputs), "loss_generating": len(inputs)}
-    return {"total": targets.numel(), "loss_generating": int((targets != IGNORED).sum())}
+def _tokens(case: Case) -> Any:
+    """Return the function that counts a batch: all its labels, and those that make the loss; or rows without labels."""
+
+    def count(batch: Any) -> dict[str, Any]:
+        inputs, targets = batch
+        if targets.is_floating_point():
+            return {"total": len(inputs), "loss_generating": len(inputs)}
+        return {"total": targets.numel(), "loss_generating": items_of(case, targets)}
+
+    return count
 
 
 if __name__ == "__main__":

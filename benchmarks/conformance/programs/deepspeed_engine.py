@@ -1,8 +1,8 @@
 """DeepSpeed on the CPU: an engine with `gradient_accumulation_steps`, by its documentation.
 
 - managed: as by default, forward, backward and step are called with each micro-batch, and the engine counts.
-- unmanaged: with `managed_gradient_accumulation` off: the caller divides by the micro-batches of a window, and calls
-  step at its end.
+- unmanaged: with `managed_gradient_accumulation` off: the caller divides a mean by the micro-batches of a window, and
+  calls step at its end.
 
 When to evaluate is up to the caller, who has the epochs: here it is after each.
 """
@@ -84,7 +84,8 @@ class Run:
             self.engine.backward(loss)
             self.engine.step()
         else:
-            self.engine.backward(loss / count, scale_wrt_gas=False)
+            loss = loss / count if self.case.reduction == "mean" else loss
+            self.engine.backward(loss, scale_wrt_gas=False)
 
     def resumed(self) -> Run:
         """Return a run that was made anew and has loaded this one's checkpoint."""

@@ -1,6 +1,6 @@
-"""Lightning Fabric: its documentation's example of gradient accumulation, with the division by N that it leaves out.
+"""Lightning Fabric: its documentation's example of gradient accumulation, where the loss is `...`: a mean over N here.
 
-As printed it tests `iteration % N`, so that a window ends with the first micro-batch of an epoch.
+The example tests `iteration % N`, so that a window ends with the first micro-batch of an epoch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def train(case: Case) -> Result:
         for iteration, (inputs, targets) in enumerate(loader):
             is_accumulating = iteration % size != 0
             with fabric.no_backward_sync(model, enabled=is_accumulating):
-                loss = loss_function(model(inputs), targets) / size
-                fabric.backward(loss)
+                loss = loss_function(model(inputs), targets)
+                fabric.backward(loss / size if case.reduction == "mean" else loss)
             if not is_accumulating:
                 if case.clip is not None:
                     fabric.clip_gradients(model, optimizer, max_norm=case.clip)

@@ -1,7 +1,7 @@
 """MindSpore's 2.x tutorial: a class that sums gradients in the compiled step, and updates in every N-th one.
 
-Written from what the tutorial's program does: the loss is divided by N, a counter runs on over epochs, and the class
-takes a bound for the norm, which it does not use.
+Written from what the tutorial's program does: the loss, a mean, is divided by N, a counter runs on over epochs, and the
+class takes a bound for the norm, which it does not use.
 """
 
 from __future__ import annotations
@@ -43,12 +43,13 @@ class Run:
 
     def __init__(self, case: Case):
         window, loss = case.window, loss_of(case)
+        divisor = window if case.reduction == "mean" else 1
         network = Network(case)
         self.network, self.optimizer = network, optimizer_of(case, network)
         sums = Sums(self.optimizer, window, 1.0 if case.clip is None else case.clip)
 
         def part_of_the_mean(inputs: Any, targets: Any) -> Any:
-            return loss(network(inputs), targets) / window
+            return loss(network(inputs), targets) / divisor
 
         differentiated = ms.value_and_grad(part_of_the_mean, None, network.trainable_params())
 

@@ -1,11 +1,10 @@
-"""A loop by hand that is right in every case: it shows that the cases can be passed.
+"""A loop by hand that is right in every case that it can run: it shows that the cases can be passed.
 
 It reads a window first, so that it has each divisor before the first backward, and adds gradients in float64.
 """
 
 from __future__ import annotations
 
-import copy
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,6 @@ def train(case: Case) -> Result:
     schedule = schedule_of(case, optimizer)
     terms = _terms(case)
     average = evaluated = None
-    done = 0
     for size in case.windows:
         pieces = tensors(case.micro_batches(rank()))
         for start in range(0, len(pieces), size):
@@ -42,11 +40,7 @@ def train(case: Case) -> Result:
                 outputs = network.linear(inputs)
                 sums = [term(outputs, targets) for term in terms]
                 loss = sum(part / divisor for part, divisor in zip(sums, divisors) if divisor)
-                done += 1
                 gradient += torch.autograd.grad(loss, weight)[0]
-                if done == case.stop_after:
-                    saved = copy.deepcopy([weight.data, optimizer.state_dict(), schedule.state_dict(), gradient])
-                    weight.data, gradient = saved[0], saved[3]
             gradient = total(gradient)
             if case.clip is not None:
                 gradient *= min(1.0, case.clip / float(gradient.norm()))
@@ -79,5 +73,5 @@ def _terms(case: Case) -> list[Any]:
 
 if __name__ == "__main__":
     every = "clip, schedule, ema, nan, own optimizer, class weights, N that changes, float16, two terms, BatchNorm"
-    can = [*every.split(", "), "resume", "evaluation", "two ranks"]
-    serve_cases(across_ranks(train, __file__), ["torch"], can)
+    can = [*every.split(", "), "evaluation", "two ranks"]
+    serve_cases(across_ranks(train, __file__), ["torch"], can, {"resume": "it saves nothing"})

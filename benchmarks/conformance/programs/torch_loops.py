@@ -1,7 +1,9 @@
 """PyTorch's loops by hand.
 
-- usual: divides by N and steps with each N-th micro-batch, as most tutorials do.
+- usual: divides a mean by N and steps with each N-th micro-batch, as most tutorials do.
 - flushed: the same, and a step after the last micro-batch of an epoch.
+
+Several ranks are `DistributedDataParallel`, with `no_sync` for all micro-batches but the last of a window.
 """
 
 from __future__ import annotations
@@ -9,12 +11,16 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from serving import serve_cases
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch_parts import Network, loader, loss_of, optimizer_of, result, schedule_of, weights
+from torch_ranks import across_ranks, rank
 
 from benchmarks.conformance.case import Case, Result
 
@@ -36,6 +42,10 @@ class Run:
     def __init__(self, case: Case):
         self.case = case
         self.network = Network(case)
+        self.model: Any = self.network
+        if case.ranks > 1:
+            distributed.init_process_group("gloo")
+            self.model = DistributedDataParallel(self.network)
         self.optimizer = optimizer_of(case, self.network)
         self.schedule = schedule_of(case, self.optimizer)
         self.loss_of = loss_of(case)
@@ -75,11 +85,13 @@ def usual(run: Run, last_too: bool) -> Iterator[int]:
     """Divide by N, and step with each N-th micro-batch of an epoch; with `last_too` also with its last one."""
     done = 0
     for size in run.case.windows:
-        pieces = loader(run.case)
+        pieces = loader(run.case, rank())
         for number, (inputs, targets) in enumerate(pieces):
-            loss = run.loss_of(run.network(inputs), targets) / size
-            loss.backward()
-            if (number + 1) % size == 0 or (last_too and number + 1 == len(pieces)):
+            ends = (number + 1) % size == 0 or (last_too and number + 1 == len(pieces))
+            with run.model.no_sync() if run.case.ranks > 1 and not ends else nullcontext():
+                loss = run.loss_of(run.model(inputs), targets)
+                (loss / size if run.case.reduction == "mean" else loss).backward()
+            if ends:
                 run.end()
             done += 1
             yield done
@@ -88,8 +100,8 @@ def usual(run: Run, last_too: bool) -> Iterator[int]:
 
 if __name__ == "__main__":
     serve_cases(
-        train,
+        across_ranks(train, __file__),
         ["torch"],
         can=["clip", "schedule", "ema", "nan", "own optimizer", "class weights", "N that changes", "float16"]
-        + ["two terms", "BatchNorm", "resume", "evaluation"],
+        + ["two terms", "BatchNorm", "resume", "evaluation", "two ranks"],
     )

@@ -46,6 +46,12 @@ def loss_of(case: Case) -> Any:
     return loss
 
 
+def items_of(case: Case, targets: Any) -> Any:
+    """Return what the mean of a cross entropy is divided by: labels that are not ignored, or their class weights."""
+    counted = targets[targets != IGNORED].long()
+    return counted.numel() if case.class_weights is None else torch.tensor(case.class_weights)[counted].sum()
+
+
 def divided_of(case: Case) -> Any:
     """Return the function of outputs, targets and a number that gives a sum over labels divided by this number.
 
