@@ -21,15 +21,19 @@ NOTE = "peak_mib: of a fresh process; more_sets: beyond the window of 1, in sets
 
 
 class Settings(NamedTuple):
-    """What is measured; `full` is the window whose whole batch is also run as one micro-batch."""
+    """What is measured; `full` is the window whose whole batch is also run as one micro-batch.
+
+    `activations` are networks of which they, and not the parameters, take the memory.
+    """
 
     networks: Sequence[str] = ("mlp50m",)
     windows: Sequence[int] = (1, 2, 4, 16, 64)
     full: int = 16
+    activations: Sequence[str] = ("transformer",)
     growth: Sequence[int] = (1_000, 10_000)
 
 
-SHORT = Settings(networks=("mlp",), windows=(1, 2), full=2, growth=(100, 200))
+SHORT = Settings(networks=("mlp",), windows=(1, 2), full=2, activations=(), growth=(100, 200))
 
 
 def run(arguments: Namespace) -> None:
@@ -43,6 +47,7 @@ def run(arguments: Namespace) -> None:
             session.rows += _peaks(session, entry, network, settings)
     for entry in entries:
         if entry.name == OURS:
+            session.rows += _split(session, entry, settings)
             session.rows += _growth(session, entry, settings)
     session.finish(TABLES, note=NOTE)
 
@@ -72,6 +77,17 @@ def _row(contender: Contender, network: str, window: int, batch: int, windows: i
         "micro_batches": done + windows * window,
         "peak_mib": contender.ask(peak=True)["peak_mib"],
     }
+
+
+def _split(session: Session, entry: Entry, settings: Settings) -> list[dict]:
+    """Return the peaks of one batch, whole and in micro-batches."""
+    rows = []
+    for network in settings.activations:
+        size = BATCH[network]
+        for window, batch in ((1, size * settings.full), (settings.full, size)):
+            with session.start(entry, network=network) as contender:
+                rows.append(_row(contender, network, window, batch, _WINDOWS_RUN))
+    return rows
 
 
 def _growth(session: Session, entry: Entry, settings: Settings) -> list[dict]:

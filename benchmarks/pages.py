@@ -170,7 +170,7 @@ def _more(row: Mapping[str, Any]) -> str:
 
 
 def _growth(measured: Rows) -> Lines:
-    """Ours with the window's rows in one micro-batch, and after many micro-batches."""
+    """Ours with the window's rows in one micro-batch or in several, and after many micro-batches."""
     for row in measured:
         if "more_sets" not in row or row["batch"] != measured[0]["batch"]:
             yield [row["network"], row["batch"], f"{row['micro_batches']:,}", f"{row['peak_mib']:,.0f}"]
