@@ -286,7 +286,7 @@ class Accumulator:
 
     @property
     def skipped(self) -> Parameter:
-        """Parameter of int32, the number of windows so far without an update: gradient not finite, or all weights 0."""
+        """Parameter of int32, the number of windows so far without an update: not finite, all weights 0, or by a stage."""
         return self.window.skipped
 
     @property

@@ -34,9 +34,8 @@ class CountedDropout(nn.Cell):
     returned and nothing is counted. The random numbers are those of SplitMix64, with one generator per row; its second
     multiplication is by a random odd number per column.
 
-    It is as fast as `nn.Dropout` on CPU. Do not `recompute` it: the second forward pass would draw another mask. With
-    several ranks a state contains the counters of rank 0: a resumed run repeats all masks if all ranks have the same
-    number of micro-batches.
+    Do not `recompute` it: the second forward pass would draw another mask. With several ranks a state contains the
+    counters of rank 0: a resumed run repeats all masks if all ranks have the same number of micro-batches.
 
     Args:
         p (float): the probability of dropping an element, 0 <= p < 1. Default: 0.5.

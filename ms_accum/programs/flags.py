@@ -119,7 +119,7 @@ def _training_parser() -> Parser:
     text = (
         "save the training state every N updates or X minutes, such as 100 or 5min; it is also saved at the end, and "
     )
-    text += "when a signal or an error stops the run"
+    text += "when a signal, or an error outside of a micro-batch, stops the run"
     add("--save_every", type=interval, metavar="N|Xmin", help=text)
     add("--keep", type=whole(1), default=1, metavar="N", help="number of training states to keep (default: 1)")
     add_program(parser)

@@ -157,7 +157,8 @@ def _number(path: Path) -> int:
 class Checkpointer:
     """Save the training states of a run in a folder, and resume from them.
 
-    A state is saved as `every` and `minutes` define, and always at the end, on a request to stop, and after an error.
+    A state is saved as `every` and `minutes` define, and always at the end, on a request to stop, and after an error
+    outside of a micro-batch.
 
     A folder belongs to one run, which only one process at a time can continue. A new state gets a number above all
     others in it. After it is written and verified, those below it are removed: `keep` of them and the best remain.

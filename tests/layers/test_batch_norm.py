@@ -5,8 +5,9 @@ from __future__ import annotations
 import warnings
 
 import mindspore as ms
+import numpy as np
 import pytest
-from mindspore import mint, nn
+from mindspore import Tensor, mint, nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Model
 
@@ -45,6 +46,18 @@ def test_batch_norm_differs_from_large_batch(rng):
 
 def test_layer_norm_equals_large_batch(rng):
     assert difference_from_large_batch(network_with(nn.LayerNorm((8,))), rng) <= 1
+
+
+@pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
+def test_skipped_window_changes_only_running_statistics(rng):
+    network, window = network_with(nn.BatchNorm1d(8)), batches(rng, [8, 8])
+    window[1] = (Tensor(np.full((8, 6), np.nan, np.float32)), window[1][1])
+    trained, statistics, model = network.trainable_params(), [network[1].moving_mean], driver_of(network)
+    weights, mean = values(trained), values(statistics)
+    run(model, window, 2)
+    assert (model.updates, model.skipped) == (0, 1)
+    assert all(map(np.array_equal, values(trained), weights))
+    assert not np.array_equal(values(statistics), mean)
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
