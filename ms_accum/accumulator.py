@@ -286,7 +286,7 @@ class Accumulator:
 
     @property
     def skipped(self) -> Parameter:
-        """Parameter of int32, the number of windows so far without an update: not finite, all weights 0, or by a stage."""
+        """Parameter of int32, windows so far without an update: not finite, all weights 0, or skipped by a stage."""
         return self.window.skipped
 
     @property

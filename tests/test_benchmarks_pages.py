@@ -71,12 +71,26 @@ def test_only_rows_are_written():
     assert pages.filled(PAGE, made) == PAGE.replace("| old | 1 |", "| new | 2 |").replace("old", "new")
 
 
-@pytest.mark.parametrize("what", ["accumulate", "update", "small windows"])
+def sentences(name):
+    return " ".join((ROOT / f"{name}.md").read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("what", pages.ranges())
 def test_sentences_on_cost_have_the_ranges_of_the_results(what):
     least, most = pages.ranges()[what]
-    for name, to in (("README", "to"), ("docs/performance", "to"), ("README_CN", "到"), ("docs/performance.zh", "到")):
-        text = " ".join((ROOT / f"{name}.md").read_text(encoding="utf-8").split())
-        assert f"{least:.2f} {to} {most:.2f}" in text, name
+    in_readme = what in ("window, driver", "small windows, tutorials")
+    assert f"{least:.2f} to {most:.2f}" in sentences("docs/performance")
+    assert f"{least:.2f} 到 {most:.2f}" in sentences("docs/performance.zh")
+    assert not in_readme or f"{least:.2f} to {most:.2f}" in sentences("README")
+    assert not in_readme or f"{least:.2f} 到 {most:.2f}" in sentences("README_CN")
+
+
+def test_sentences_on_cost_say_in_how_many_cases_ours_is_slower():
+    slower, cases = pages.slower()
+    for name in ("README", "docs/performance"):
+        assert f"ours is slower in {slower} of {cases} cases" in sentences(name)
+    for name in ("README_CN", "docs/performance.zh"):
+        assert f"{cases} 种情形中有 {slower} 种更慢" in sentences(name)
 
 
 def test_code_that_was_measured_is_told_from_changed_code(monkeypatch, tmp_path):

@@ -116,7 +116,7 @@ LIBRARIES = (
     ),
     Library(
         "Fabric",
-        "its example",
+        "example as printed",
         TORCH,
         "fabric_loop.py",
         "https://lightning.ai/docs/fabric/stable/advanced/gradient_accumulation.html",
