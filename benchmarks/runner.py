@@ -114,6 +114,6 @@ def ratios(measured: Sequence[float], other: Sequence[float]) -> list[float]:
     return [mine / theirs for mine, theirs in zip(measured, other)]
 
 
-def ratio(measured: Sequence[float], other: Sequence[float] | None) -> float | None:
-    """Return the median of the rounds' ratios, None where there is nothing to compare with."""
-    return statistics.median(ratios(measured, other)) if other else None
+def ratio(measured: Sequence[float], other: Sequence[float]) -> float:
+    """Return the median of the rounds' ratios."""
+    return statistics.median(ratios(measured, other))
