@@ -40,7 +40,7 @@ class Library(NamedTuple):
     @property
     def family(self) -> str:
         """str, whose row it shares: its package's, or that of MindSpore's tutorials, which are no library."""
-        return TUTORIALS if "tutorial" in self.way else "Lightning" if self.name == "Fabric" else self.name
+        return TUTORIALS if "tutorial" in self.way else self.name
 
     @property
     def key(self) -> str:
@@ -115,8 +115,8 @@ LIBRARIES = (
         "https://lightning.ai/docs/pytorch/stable/common/trainer.html#accumulate-grad-batches",
     ),
     Library(
-        "Fabric",
-        "example as printed",
+        "Lightning",
+        "Fabric's example as printed",
         TORCH,
         "fabric_loop.py",
         "https://lightning.ai/docs/fabric/stable/advanced/gradient_accumulation.html",

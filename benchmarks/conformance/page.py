@@ -88,17 +88,17 @@ def _sign(row: Row) -> str:
 def _best_first(measured: Rows) -> tuple[Lines, Lines]:
     """Return how many cases a way has right, and what becomes of the others: each library's best, and its other ways.
 
-    The best has most cases right; of those with equally many, the fewest and the smallest errors.
+    The best has most cases right; of those with equally many, the fewest and the smallest errors; then our order.
     """
     ranked = []
     for way, mine in groups(measured, "library", "way").items():
         kinds = ["design" if "by_design" in row else row["verdict"] for row in mine]
         counts = [sum(map(kinds.count, group)) for group in _COLUMNS]
-        errors = sum(row.get("error", 0) for row in mine)
+        errors = round(sum(row.get("error", 0) for row in mine), 3)
         ranked.append((-counts[0], counts[1], errors, way, counts))
     best: dict[str, Any] = {}
     others = []
-    for *_, way, counts in sorted(ranked):
+    for *_, way, counts in sorted(ranked, key=lambda line: line[:3]):
         line, family = [key_of(*way), *counts], _FAMILIES[way]
         others += [line] if family in best else []
         best.setdefault(family, line)
