@@ -20,11 +20,13 @@ SEARCHES = {
         changelog project/changelog/
         cite project/citation/
         distributed training how-to/processes/
+        does it work on gpu limits/
         early stopping how-to/evaluation/
         gradientaccumulation reference/GradientAccumulation/
         how do i install /
         infonce how-to/contrastive/
         license project/license/
+        loss is nan troubleshooting/
         mixed precision how-to/amp/
         multi-gpu how-to/processes/
         notebook project/notebook/
