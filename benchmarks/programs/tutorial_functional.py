@@ -55,6 +55,11 @@ def step_of(network: nn.Cell, loss_of: nn.Cell, optimizer: nn.Optimizer, window:
     return accumulate
 
 
+def step(network: nn.Cell, window: int) -> Callable[..., Any]:
+    """Return the step with the benchmarks' loss and optimizer."""
+    return step_of(network, networks_ms.loss(), networks_ms.momentum(network), window)
+
+
 def make(network: Network, tuned: bool = False) -> Trainer:
     """Return a trainer whose step is built anew for each size of the window, a constant of its graph.
 
@@ -65,9 +70,7 @@ def make(network: Network, tuned: bool = False) -> Trainer:
         networks_ms.tune(first)
 
     def windows_of(window: int) -> Train:
-        trained = networks_ms.make(network)
-        step = step_of(trained, networks_ms.loss(), networks_ms.momentum(trained), window)
-        return one_by_one(step, wait=ms.runtime.synchronize)
+        return one_by_one(step(networks_ms.make(network), window), wait=ms.runtime.synchronize)
 
     return Trainer(networks_ms.VERSIONS, networks_ms.size(first), networks_ms.tensors, windows_of)
 
