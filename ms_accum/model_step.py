@@ -423,6 +423,8 @@ class _Collecting:
 
     def take(self, columns: tuple) -> Tensor:
         """Collect a micro-batch, and run the window if it is the last; return the loss of the last complete window."""
+        if not self.losses:
+            ops.assign(self._step.window.updated, Tensor(False))
         self.losses.append(self._windows.add(columns, self._terms.counted(columns), False))
         self.left -= 1
         if is_full(len(self.losses), int(self._step.window.size.asnumpy())) or self.left == 0:

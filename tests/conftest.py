@@ -6,7 +6,6 @@ import contextlib
 import gc
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,8 +19,6 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX2")
 os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
 os.environ.setdefault("GLOG_v", "3")  # errors only: warnings on missing accelerators would drown the rest
 
-# Of random programs, in all test processes.
-os.environ.setdefault("MS_ACCUM_SEED", str(random.randrange(2**31)))
 
 # A shell starts what is in its background with SIGINT ignored, which the programs respect.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -47,11 +44,6 @@ try:
     from mindspore.graph import api as graph_api
 except ImportError:  # before MindSpore 2.9
     from mindspore.common import api as graph_api
-
-
-def pytest_report_header():
-    """Return how to run the same random programs again."""
-    return f"random programs: MS_ACCUM_SEED={os.environ['MS_ACCUM_SEED']}"
 
 
 def pytest_collection_finish():

@@ -1,38 +1,20 @@
-"""Random programs of training: the settings, and the calls of a user.
-
-What draws is given: `Hypothesis`, which shrinks what fails to the smallest program that does, or `Seed`, which draws
-the same on every rank.
-"""
+"""Random programs of training: the settings, and the calls of a user. A seed draws the same program anywhere."""
 
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import strategies
 
-from simulator import OPTIMIZERS, Fails, Settings, Simulator
+from simulator import OPTIMIZERS, WIDTH, Fails, Settings, Simulator
 
 WAYS = ("driver", "step", "model", "accumulator", "loop", "cells")
 PLENTY = 400  # learning rates, one for each update
 
 
-class Hypothesis:
-    """Draws by a strategy's function `draw`."""
+class Draws:
+    """What a seed draws."""
 
-    def __init__(self, draw):
-        self.draw = draw
-
-    def one_of(self, *choices):
-        return self.draw(strategies.sampled_from(choices))
-
-    def integer(self, first, stop):
-        return self.draw(strategies.integers(first, stop - 1))
-
-
-class Seed:
-    """Draws from a generator with this seed."""
-
-    def __init__(self, number):
-        self.generator = np.random.RandomState(number)
+    def __init__(self, seed):
+        self.generator = np.random.RandomState(seed)
 
     def one_of(self, *choices):
         return choices[self.generator.randint(len(choices))]
@@ -50,44 +32,55 @@ class Program:
     """A random program: the settings, and the calls.
 
     Args:
-        draws (Union[Hypothesis, Seed]): draws.
         way (str): the way in which it trains.
+        seed (int): what draws it.
         compiled (bool): whether it is compiled: then all micro-batches have one shape. Default: ``False``.
         ranks (int): the ranks that train together. Default: 1.
     """
 
-    def __init__(self, draws, way, compiled=False, ranks=1):
-        self.draws, self.compiled = draws, compiled
+    def __init__(self, way, seed, compiled=False, ranks=1):
+        self.draws, self.compiled = Draws(seed), compiled
         self.settings = self.drawn_settings(way, ranks)
-        self.even = compiled or bool(draws.integer(0, 3) == 0)
+        self.even = compiled or self.draws.integer(0, 3) == 0
+        self.sync, self.zero = (bool(self.draws.integer(0, 2)) and ranks > 1 for _ in range(2))
+        if self.settings.weight == "terms" and self.settings.policy == "skip_micro":
+            self.sync = False  # its windows may run twice, on one rank alone
+        if self.zero:
+            self.settings = self.settings._replace(stages=())  # a rank has only its parts of the gradients
         self.calls = [self.training()]
-        for _ in range(draws.one_of(0, 1, 1, 2)):
+        for _ in range(self.draws.one_of(0, 1, 1, 2)):
             self.calls += [*self.between(), self.training()]
         self.calls += self.between()
 
     def drawn_settings(self, way, ranks):
         one_of = self.draws.one_of
-        driver = way == "driver" and ranks == 1
-        reduction = one_of("mean", "sum")
-        sizes = [2, 1, 3, 5, {0: 1, 2: 3, 5: 2}, cycling, *([("split", 2), ("split", 3)] if driver else [])]
-        weights = ["rows", "column", 2.5, *(["terms"] if driver else [])] if reduction == "mean" else ["rows"]
+        reduction = one_of("mean", "mean", "sum")
+        half = one_of(False, False, False, True)
+        weights = ["rows", "column", 4e4 if half else 2.5] if reduction == "mean" else ["rows"]
+        if reduction == "mean" and way != "cells" and (ranks == 1 or way == "driver"):
+            weights.append("terms")
         weight = one_of(*weights)
-        tails = ["flush"] if way == "model" else ["flush", "drop"] if weight == "terms" else ["flush", "carry", "drop"]
-        raises = ["raise"] if way in ("driver", "model") else []
+        policies = ["skip_window"] if weight == "terms" and way != "driver" else ["skip_window", "skip_micro"]
+        policies += ["raise"] if way in ("driver", "model") else []
+        self.sizes = [2, 1, 3, 5, {0: 1, 2: 3, 5: 2}, cycling]
+        self.sizes += [("split", 2), ("split", 3)] if way == "driver" and ranks == 1 else []
         return Settings(
             way=way,
-            size=one_of(*sizes),
-            tail=one_of(*tails),
+            size=one_of(*self.sizes),
+            tail="flush" if way == "model" else one_of("flush", "carry", "drop"),
             reduction=reduction,
             weight=weight,
             clip=one_of(None, 0.5, 2.0),
-            policy=one_of("skip_window", "skip_micro", *raises),
+            policy=one_of(*policies),
             scale=one_of(None, 64.0, "dynamic"),
             ema=one_of(None, (0.75, 0), (0.9, 3)),
-            optimizer=one_of(*OPTIMIZERS),
+            optimizer=one_of(*(["SGD", "Momentum"] if half else OPTIMIZERS)),
             rates=one_of(0.05, tuple(0.1 * 0.95 ** (at % 20) for at in range(PLENTY))),
             ranks=ranks,
-            stages=one_of((), ("bound",), (), ("spikes",), ("spikes", "bound")),
+            # What float16 rounds must not decide whether a window is skipped.
+            stages=one_of((), ("bound",)) if half else one_of((), ("bound",), (), ("spikes",), ("spikes", "bound")),
+            groups=one_of(False, True),
+            half=half,
         )
 
     def __repr__(self):
@@ -95,27 +88,12 @@ class Program:
         calls = "\n".join(f"  {name} {', '.join(map(_shown, arguments))}" for name, *arguments in self.calls)
         return f"Program({shown}\n{calls})"
 
-    @property
-    def stops(self):
-        """list[int], after which micro-batches runs are stopped."""
-        return [stop for name, *arguments in self.calls if name == "train" for stop in arguments[2]]
-
-    def shifts_inside(self):
-        """Return whether weights change while a window is open, which ends afterwards with an update."""
-        simulator, shifted = Simulator(self.settings), False
-        for name, *arguments in self.calls:
-            shifted = shifted or (name == "shift" and bool(simulator.open))
-            updates = simulator.updates
-            try:
-                getattr(simulator, name)(*arguments[:2])
-            except Fails:
-                return False
-            if shifted and simulator.updates > updates:
-                return True
-        return False
-
     def between(self):
-        return self.draws.one_of([], [("flush",)], [("clear",)], [("shift",)], [("shift",), ("flush",)])
+        calls = [[], [("flush",)], [("clear",)], [("shift",)], [("shift",), ("flush",)]]
+        resizable = isinstance(self.settings.size, int) and self.settings.size > 1
+        if resizable and self.settings.way in ("accumulator", "loop"):
+            calls += [[("clear",), ("resize", self.draws.one_of(2, 3, 4))]]
+        return self.draws.one_of(*calls)
 
     def training(self):
         """Return a call that trains, with at least as many micro-batches as the largest window has."""
@@ -123,15 +101,30 @@ class Program:
         batches = [tuple(self.micro_batch() for _ in range(settings.ranks)) for _ in range(draws.integer(5, 8))]
         for _ in range(draws.one_of(0, 1, 0, 1, 2)):
             self.spoil(batches[draws.integer(0, len(batches))][draws.integer(0, settings.ranks)])
-        resumes = settings.way != "cells" and settings.policy != "raise" and settings.ranks == 1
-        stops = draws.one_of(0, 0, 1, 2) if resumes else 0
-        return ("train", batches, draws.integer(1, 3), [draws.integer(1, 9) for _ in range(stops)])
+        stops = draws.one_of(0, 0, 1, 2) if self.resumes else 0
+        # A window that is open, because its tail is carried, has the size with which it began.
+        another = settings.way == "driver" and settings.tail != "carry" and not settings.splits
+        size = draws.one_of(None, *self.sizes[:6]) if another else None
+        return ("train", batches, draws.integer(1, 3), size, [draws.integer(1, 9) for _ in range(stops)])
+
+    @property
+    def stops(self):
+        """list[int], after which micro-batches runs are stopped."""
+        return [stop for name, *arguments in self.calls if name == "train" for stop in arguments[3]]
+
+    @property
+    def resumes(self):
+        """bool, whether runs can be stopped and resumed."""
+        settings = self.settings
+        if settings.weight == "terms" and (settings.tail == "carry" or settings.way in ("step", "accumulator", "loop")):
+            return False
+        return settings.way != "cells" and settings.policy != "raise" and settings.ranks == 1
 
     def micro_batch(self):
         """Return three columns."""
         draws, settings = self.draws, self.settings
         rows = 4 if self.even else draws.integer(3, 9) if settings.splits else draws.one_of(1, 2, 3, 8, 16)
-        x = np.random.RandomState(draws.integer(0, 1000)).randint(-8, 9, (rows, 2)) / 4.0
+        x = np.random.RandomState(draws.integer(0, 1000)).randint(-8, 9, (rows, WIDTH)) / 4.0
         x += 0.003  # or a gradient can be 0 in all elements, which is warned of
         z, weight = np.ones((rows, 1)), draws.one_of(1.0, 0.0, 0.5, 3.0, 8.0)
         return tuple(column.astype(np.float32) for column in (x, z, np.full(rows, weight)))
@@ -158,8 +151,3 @@ def _shown(argument):
     ]
     return " ".join("|".join(of_ranks) for of_ranks in rows)
 
-
-@strategies.composite
-def programs(draw, way, compiled=False):
-    """A strategy for programs of one process."""
-    return Program(Hypothesis(draw), way, compiled)

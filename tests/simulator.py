@@ -1,9 +1,10 @@
 """A simulator of windows in NumPy float64 and plain loops; nothing here imports ms_accum.
 
 A simulator of the whole: sizes, tails, weights, policies, loss scale, clipping, optimizers, averages, counters, and
-several ranks. It trains one network, whose loss is known in closed form: half the mean squared distance of two weights
+several ranks. It trains one network, whose loss is known in closed form: half the mean squared distance of four weights
 from the rows of `x`, plus the mean of sqrt(z * s) with s = 1, which has a NaN as its gradient where z = 0. With two
-terms the second is the mean of w * x, and counts what the third column says.
+terms the second is the mean of w * x, and counts what the third column says. The weights are two Parameters of two, so
+that gradients in the wrong order go unnoticed by their shapes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ BOUND = 0.75
 """float, to which a stage of the user's clips."""
 SECOND = 0.5
 """float, the coefficient of the second term."""
+RATIO = 0.25
+"""float, the learning rate of the second Parameter, if it has its own, in parts of the first one's."""
+WIDTH = 4
 # Adam divides by the root of a moment, which for a gradient near 0 would enlarge what float32 rounds.
 OPTIMIZERS = {
     "SGD": (reference.sgd, {}),
@@ -57,6 +61,10 @@ class Settings(NamedTuple):
     ranks: int = 1
     stages: tuple = ()
     """Of "bound" (clip by value) and "spikes" (skip a norm above twice the average norm), in order."""
+    groups: bool = False
+    """Whether the second Parameter is in a group of its own, the first of the optimizer's, with another rate."""
+    half: bool = False
+    """Whether the network computes in float16."""
 
     def size_after(self, updates):
         """Return the size of the window after this number of updates."""
@@ -67,7 +75,11 @@ class Settings(NamedTuple):
     @property
     def is_immediate(self):
         """Whether windows have no accumulators."""
-        return self.size == 1 and self.way != "cells" and self.ranks == 1
+        return self.size == {0: 1} and self.way != "cells" and self.ranks == 1
+
+    def of_size(self, size):
+        """Return these settings with another size."""
+        return self._replace(size={0: size} if isinstance(size, int) else size)
 
     @property
     def splits(self):
@@ -91,6 +103,9 @@ class MicroBatch(NamedTuple):
 class Record(NamedTuple):
     """What is known of a window that has ended."""
 
+    epoch: int
+    step: int
+    update: int
     loss: float
     samples: int
     norm: float
@@ -98,6 +113,7 @@ class Record(NamedTuple):
     skipped: bool
     overflow: bool
     bad: tuple
+    terms: dict
 
 
 class Fails(Exception):
@@ -108,21 +124,24 @@ class Simulator:
     """Everything that training changes."""
 
     def __init__(self, settings):
-        self.settings = settings if not isinstance(settings.size, int) else settings._replace(size={0: settings.size})
-        self.is_immediate, self.has_terms = settings.is_immediate, settings.weight == "terms"
-        self.w, self.optimizer_state = np.zeros(2), {}
+        self.settings = settings.of_size(settings.size)
+        self.has_terms = settings.weight == "terms"
+        self.w, self.optimizer_state = np.zeros(WIDTH), {}
         self.updates = self.skipped = self.left_out = self.overflows = self.in_a_row = self.good = 0
-        self.average, self.averaged = np.zeros(2), 0
+        self.average, self.averaged = np.zeros(WIDTH), 0
         self.average_norm = 0.0
+        self.norm, self.updated = 0.0, False
+        self.epoch, self.step = 1, 0
         self.scale = {None: 1.0, "dynamic": HUGE}.get(settings.scale, settings.scale)
         self.records: list[Record] = []
         self.losses: list[float] = []
-        """list[float], after each micro-batch the mean loss of its window so far."""
+        """list[float], after each micro-batch the mean loss of its window so far; of terms that of the last window."""
         self.clear()
 
     def clear(self):
         """Discard the window."""
         self.open: list[MicroBatch] = []
+        self.last_loss = 0.0
 
     @property
     def held(self):
@@ -133,8 +152,9 @@ class Simulator:
         x, z = np.asarray(x, np.float64), np.asarray(z, np.float64)
         with np.errstate(all="ignore"):
             loss = 0.5 * np.mean(np.sum((self.w - x) ** 2, axis=1)) + np.mean(np.sqrt(z))
-            gradient = self.w - np.mean(x, axis=0) + np.array([0.5 * np.mean(np.sqrt(z)), 0.0])
-        return loss, np.where([bool((z == 0).any()), False], np.nan, gradient)
+            gradient = self.w - np.mean(x, axis=0)
+            gradient[0] += 0.5 * np.mean(np.sqrt(z)) if z.all() else np.nan
+        return loss, gradient
 
     def weight_of(self, x, c):
         kind = self.settings.weight
@@ -147,19 +167,29 @@ class Simulator:
         x, z, c = columns
         weight = self.weight_of(x, c)
         loss, gradient = self.loss_and_gradient(x, z)
-        leaves_out = self.settings.policy == "skip_micro" and not self.is_immediate
-        bad = weight != 0 and not (np.isfinite(loss) and np.isfinite(gradient).all())
+        leaves_out = self.settings.policy == "skip_micro" and not self.settings.is_immediate
+        infinite = self.settings.half and self.is_too_large  # in float32 their norm is
+        bad = weight != 0 and (infinite or not (np.isfinite(loss) and np.isfinite(gradient).all()))
         return MicroBatch(columns, loss, gradient, weight, bad and leaves_out)
 
     def add(self, columns):
         """Add a micro-batch."""
-        if not self.open and not self.settings.splits:
-            self.window = self.settings.size_after(self.updates) * self.settings.ranks
+        if not self.open:
+            size = len(columns[0]) if self.settings.splits else self.settings.size_after(self.updates)
+            self.window = size * self.settings.ranks
         self.open.append(self.evaluated(columns))
-        if not self.has_terms:  # such a window runs when it ends
+        self.updated = False
+        if self.has_terms:  # such a window runs when it ends
+            self.losses.append(self.last_loss)
+        else:
             self.left_out += self.open[-1].left_out
             total, weights = self._losses()
             self.losses.append(total / weights if weights else 0.0)
+
+    @property
+    def is_too_large(self):
+        """Whether gradients overflow at this loss scale."""
+        return self.scale >= (FACTOR if self.settings.half else HUGE)
 
     @property
     def is_full(self):
@@ -176,14 +206,14 @@ class Simulator:
         """Return the mean of the second term over what it counts, and its gradient; zeros if it counts nothing."""
         counts = [float(each.columns[2][0]) for each in self.kept]
         if not sum(counts):
-            return 0.0, np.zeros(2)
+            return 0.0, np.zeros(WIDTH)
         means = [np.mean(np.asarray(each.columns[0], np.float64), axis=0) for each in self.kept]
         mean = sum(count * mean for count, mean in zip(counts, means) if count) / sum(counts)
         return float(mean @ self.w), mean
 
     def _gradient(self):
         """Return the window's gradient, or None if it has none."""
-        if not self.kept or self.scale == HUGE:
+        if not self.kept or self.is_too_large:
             return None
         sums = self.settings.reduction == "sum"
         total = sum(each.gradient * (1.0 if sums else each.weight) for each in self.kept)
@@ -200,7 +230,8 @@ class Simulator:
         with np.errstate(all="ignore"):
             gradient, (total, weights) = self._gradient(), self._losses()
             mean = total / weights if weights and np.isfinite(total) else float("nan")
-            mean = mean + SECOND * self._second_term()[0] if self.has_terms else mean
+            terms = self._terms(mean)
+            mean = mean + SECOND * terms.get("slope", 0.0)
         rates = self.settings.rates
         lr = rates if np.isscalar(rates) else rates[self.updates]
         norm, updated = float("nan") if gradient is None else float(np.sqrt(np.sum(gradient**2))), False
@@ -218,9 +249,23 @@ class Simulator:
             if each.weight and (each.left_out or not np.isfinite(each.loss))
         )
         samples = sum(each.rows for each in self.open if each.weight)
-        self.clear()
-        self.records.append(Record(mean, samples, norm, lr, not updated, overflow, bad))
+        if self.has_terms:
+            self.last_loss = mean
+            if self.settings.way == "model" or self.is_full:  # with its last micro-batch
+                self.losses[-1] = mean
+        self.open = []
+        self.norm, self.updated, self.step = norm, updated, self.step + 1
+        shown = lr * RATIO if self.settings.groups else lr
+        known = (mean, samples, norm, shown, not updated, overflow, bad, terms)
+        self.records.append(Record(self.epoch, self.step, self.updates, *known))
         return self.records[-1]
+
+    def _terms(self, mean):
+        """Return the mean of each term that counts; `mean` is that of the first."""
+        if not self.has_terms or not self.kept:
+            return {}
+        counts = sum(float(each.columns[2][0]) for each in self.kept)
+        return {"distance": mean, **({"slope": self._second_term()[0]} if counts else {})}
 
     def _changed(self, gradient, norm):
         """Do what the user's stages do; return the gradient, and whether to update with it."""
@@ -236,7 +281,8 @@ class Simulator:
     def _update(self, gradient, lr):
         self.updates += 1
         update, options = OPTIMIZERS[self.settings.optimizer]
-        self.w = update(self.w, gradient, self.optimizer_state, self.updates, lr, **options)
+        rates = lr * np.array([1, 1, RATIO, RATIO]) if self.settings.groups else lr
+        self.w = update(self.w, gradient, self.optimizer_state, self.updates, rates, **options)
         if self.settings.ema is not None:
             decay, warm_up = self.settings.ema
             self.averaged += 1
@@ -272,11 +318,15 @@ class Simulator:
         if self.in_a_row >= IN_A_ROW and self.settings.way == "driver":
             raise Fails(RuntimeError)
 
-    def train(self, batches, epochs):
+    def train(self, batches, epochs, size=None):
         """Train; the tail of each epoch as the settings say. A batch is a tuple of columns for each rank."""
         self.in_a_row = 0
-        for _ in range(epochs):
-            number = 0
+        if self.settings.way == "model":
+            self.clear()
+        if size is not None:
+            self.settings = self.settings.of_size(size)
+        for epoch in range(1, epochs + 1):
+            number, self.epoch, self.step = 0, epoch, 0
             for batch in batches:
                 pieces = split(batch[0], self.settings.size[1]) if self.settings.splits else batch
                 for at, columns in enumerate(pieces, 1):
@@ -290,7 +340,12 @@ class Simulator:
                 self.clear()
 
     def shift(self):
+        """Change the weights, as a user may between two calls."""
         self.w = self.w + SHIFT
+
+    def resize(self, size):
+        """Change the size of windows, of which none is open."""
+        self.settings = self.settings.of_size(size)
 
     def flush(self):
         """End an open window; return whether there was an update."""
