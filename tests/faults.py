@@ -641,6 +641,109 @@ FAULTS = {
         "[Tensor(array), *[zeros] * (count - 1)]",
         "ranks/test_ranks_coupled.py",
     ),
+    # Planted blind, and found by no test then
+    "a window of which all is left out updates by zeros": Fault(
+        "engine/nonfinite.py",
+        '            end["counted"] = end["skip_counts"][0]\n',
+        "            pass\n",
+        "engine/test_nonfinite.py::test_window_of_which_all_is_left_out_is_skipped",
+    ),
+    "left out and not counted": Fault(
+        "engine/nonfinite.py",
+        "        ops.assign_add(self.left_out, ops.cast(left_out, ms.int32))\n        ops.assign_add(self.uncounted",
+        "        ops.assign_add(self.uncounted",
+        "engine/test_nonfinite.py::test_window_of_which_all_is_left_out_is_skipped",
+    ),
+    "NaN of weight 0 lowers the scale": Fault(
+        "engine/nonfinite.py",
+        "            overflows = overflows * ops.cast(counts, ms.float32)\n",
+        "",
+        "engine/test_nonfinite.py::test_micro_batch_of_weight_0_lowers_no_scale",
+    ),
+    "what is skipped otherwise begins a new row of ten": Fault(
+        "training/record.py",
+        "return skipped_in_a_row if record.skipped or not record.samples else 0",
+        "return 0",
+        "engine/test_nonfinite.py::test_ten_windows_in_a_row_end_the_run",
+    ),
+    "what is skipped otherwise counts among ten": Fault(
+        "training/record.py",
+        "return skipped_in_a_row if record.skipped or not record.samples else 0",
+        "return skipped_in_a_row + record.skipped",
+        "engine/test_nonfinite.py::test_ten_windows_in_a_row_end_the_run",
+    ),
+    "an update begins no new row of ten": Fault(
+        "training/record.py",
+        "return skipped_in_a_row if record.skipped or not record.samples else 0",
+        "return skipped_in_a_row",
+        "engine/test_nonfinite.py::test_ten_windows_in_a_row_end_the_run",
+    ),
+    "a resumed run begins a new row of ten": Fault(
+        "training/open_window.py",
+        'self.skipped_in_a_row = counters["skips"]',
+        "self.skipped_in_a_row = 0",
+        "engine/test_nonfinite.py::test_windows_before_a_resume_count_among_ten_in_a_row",
+    ),
+    "a scale of 1 overflows": Fault(
+        "engine/loss_scale.py",
+        "        overflow = ops.logical_and(overflow, self.value > 1.0)\n",
+        "",
+        "engine/test_loss_scale.py::test_scale_of_1_is_not_lowered",
+    ),
+    "an overflow resets no growth": Fault(
+        "engine/loss_scale.py",
+        "resets = ops.logical_or(overflow, good >= self.window)",
+        "resets = good >= self.window",
+        "engine/test_loss_scale.py::test_scale_grows_after_updates_without_an_overflow_between",
+    ),
+    "overflows before a resume are shown again": Fault(
+        "training/open_window.py",
+        '        self._overflows = self.config.overflows\n        self.updates = counters["updates"]\n',
+        '        self.updates = counters["updates"]\n',
+        "engine/test_loss_scale.py::test_overflows_before_a_stop_are_not_those_of_the_resumed_run",
+    ),
+    "skipped windows are saved again": Fault(
+        "saving/checkpointer.py",
+        "updates // self._every > self._updates // self._every",
+        "updates % self._every == 0",
+        "saving/test_states.py::test_windows_that_are_skipped_after_a_state_save_no_other",
+    ),
+    "a resumed run saves its state again": Fault(
+        "saving/checkpointer.py",
+        "        self._updates = found_state.updates\n",
+        "",
+        "saving/test_states.py::test_windows_that_are_skipped_after_a_state_save_no_other",
+    ),
+    "minutes are seconds": Fault(
+        "saving/checkpointer.py",
+        "60 * _check.positive_number",
+        "1 * _check.positive_number",
+        "saving/test_states.py::test_state_is_due_when_minutes_have_passed_since_the_last_one",
+    ),
+    "minutes are not counted from the last state": Fault(
+        "saving/checkpointer.py",
+        "        self._saved_at = time.monotonic()\n        if not self._writes:",
+        "        if not self._writes:",
+        "saving/test_states.py::test_state_is_due_when_minutes_have_passed_since_the_last_one",
+    ),
+    "a file is not flushed": Fault(
+        "saving/files.py",
+        "            _flush(new, os.O_RDWR)\n",
+        "",
+        "saving/test_states.py::test_state_is_on_the_disk_before_it_gets_its_name_and_the_name_after",
+    ),
+    "a folder is not flushed": Fault(
+        "saving/files.py",
+        "        _flush_folder(folder)\n    except",
+        "    except",
+        "saving/test_states.py::test_state_is_on_the_disk_before_it_gets_its_name_and_the_name_after",
+    ),
+    "another policy resumes": Fault(
+        "engine/config.py",
+        '            settings["nonfinite"] = self.policy\n',
+        "            pass\n",
+        "saving/test_resume.py::test_other_settings_are_rejected_by_name",
+    ),
 }
 
 
