@@ -744,6 +744,42 @@ FAULTS = {
         "            pass\n",
         "saving/test_resume.py::test_other_settings_are_rejected_by_name",
     ),
+    "masks of terms that run again are others": Fault(
+        "training/window_of_terms.py",
+        "            restore(copies)\n",
+        "",
+        "training/test_window_of_terms.py::test_dropout_counts_each_micro_batch_once",
+    ),
+    "an evaluation of the driver with the first coefficients": Fault(
+        "training/evaluation.py",
+        "TermsOfBatches(terms, self._updates())",
+        "TermsOfBatches(terms, 0)",
+        "training/test_window_of_terms.py::test_evaluation_has_the_coefficients_of_its_update",
+    ),
+    "skipped windows warn in later epochs": Fault(
+        "model_step.py",
+        "        self._counts = self._step.counts\n        if self._stop_together is not None:\n            self._stop_together.epoch_ends()",
+        "        if self._stop_together is not None:\n            self._stop_together.epoch_ends()",
+        "test_model_step.py::test_skipped_windows_warn_in_their_epoch_only",
+    ),
+    "a tail that is not finite does not end the run": Fault(
+        "model_step.py",
+        "at_once=self._step.raises)",
+        "at_once=False)",
+        "test_model_step.py::test_tail_that_is_not_finite_ends_the_run",
+    ),
+    "FlushTail raises when the epoch ends": Fault(
+        "model_step.py",
+        "        if self._step.raises:\n            self._raise_if_skipped(run_context, at_once=True)\n",
+        "",
+        "engine/test_nonfinite.py::test_flush_tail_raises_for_nonfinite_gradient",
+    ),
+    "a tail is flushed with averages": Fault(
+        "model_step.py",
+        "                self._step.average.restore()\n            self._step.flush()",
+        "                pass\n            self._step.flush()",
+        "test_model_step.py::test_tail_is_not_trained_while_averages_are_applied",
+    ),
 }
 
 
