@@ -42,6 +42,15 @@ def test_evaluate_restores_training_mode(training):
     assert network.modes == [training, False] and network.training is training
 
 
+@pytest.mark.host
+def test_each_cell_has_its_mode_again():
+    network = nn.SequentialCell(nn.Dense(3, 4), nn.Dropout(p=0.5)).set_train()
+    network[1].set_train(False)
+    before = [(cell.training, cell.phase) for _, cell in network.cells_and_names()]
+    evaluate(network, [(np.ones((2, 3), np.float32), np.zeros(2, np.int32))])
+    assert [(cell.training, cell.phase) for _, cell in network.cells_and_names()] == before
+
+
 def test_evaluate_disables_dropout():
     network = nn.SequentialCell(nn.Dropout(p=0.9))
     scores = Tensor(np.tile(np.arange(50), (200, 1)), ms.float32)

@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from ms_accum import find_micro_batch_size
+from ms_accum import find_micro_batch_size, micro_batch_size
 
 pytestmark = pytest.mark.host
 GIB = 2**30
@@ -49,6 +49,28 @@ def test_fastest_is_taken():
     assert [rows for rows, _, _ in found.trials] == [1, 2, 4, 8, 16, 32, 64]
     assert (found.micro_batch_size, found.mini_steps) == (16, 4)
     assert [line.split()[0] for line in found.table.splitlines()] == ["rows", "1", "2", "4", "8", "16", "32", "64"]
+
+
+def test_fastest_is_taken_and_not_the_largest(monkeypatch):
+    """By a clock that the windows advance, in this process."""
+    now = [0.0]
+
+    def trial(rows):
+        seconds = iter([9, {1: 5, 2: 3, 4: 2, 7: 4}[rows], 9])
+        return lambda: now.__setitem__(0, now[0] + next(seconds))
+
+    class Sender(list):
+        send = list.append
+
+    def run(trial, effective_batch, budget):
+        micro_batch_size._try_sizes(trial, effective_batch, results := Sender())
+        return results
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(micro_batch_size, "_run", run)
+    found = find_micro_batch_size(trial, 7, memory_budget=GIB)
+    assert [(rows, seconds) for rows, seconds, _ in found.trials] == [(1, 5), (2, 3), (4, 2), (7, 4)]
+    assert (found.micro_batch_size, found.mini_steps) == (4, 2)
 
 
 @pytest.mark.slow

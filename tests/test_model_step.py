@@ -26,6 +26,7 @@ from ms_accum import (
     AccumulatedTrainStep,
     Checkpointer,
     CheckpointError,
+    Ema,
     FlushTail,
     GradientAccumulation,
     SaveStates,
@@ -552,6 +553,58 @@ def test_skipped_windows_warn_and_too_many_end_run():
     message = "the gradients of all 10 windows of an epoch were not finite"
     with pytest.raises(RuntimeError, match=message), pytest.warns(RuntimeWarning):
         Trained().train(micro_batches=bad, epochs=1)
+
+
+class Epochs:
+    """Yields these micro-batches in each epoch; the data set says that there are 5."""
+
+    def __init__(self, *epochs):
+        self.epochs = iter(epochs)
+
+    def __iter__(self):
+        for columns in next(self.epochs):
+            yield tuple(column.asnumpy() for column in columns)
+
+    def __len__(self):
+        return 7
+
+    @property
+    def dataset(self):
+        made = GeneratorDataset(self, ["x", "y"], shuffle=False)
+        made.get_dataset_size = lambda: 5
+        return made
+
+
+GOOD = make_micro_batches([8] * 7)  # windows of 3 and 2, which the length ends, and of 2, which FlushTail ends
+BAD = [*GOOD[:6], (Tensor(np.full((8, 6), np.nan, np.float32)), GOOD[6][1])]
+
+
+@pytest.mark.host
+def test_skipped_windows_warn_in_their_epoch_only():
+    trained = Trained()
+    with pytest.warns(RuntimeWarning, match="1 window skipped in epoch 2") as caught:
+        trained.model.train(3, Epochs(GOOD, BAD, GOOD).dataset, callbacks=FlushTail())
+    assert len(caught) == 1 and trained.step.counts == (8, 1)
+
+
+@pytest.mark.host
+def test_tail_that_is_not_finite_ends_the_run():
+    trained = Trained(nonfinite="raise")
+    with pytest.raises(FloatingPointError, match="a gradient in epoch 2 is not finite"):
+        trained.model.train(3, Epochs(GOOD, BAD, GOOD).dataset, callbacks=FlushTail())
+    assert trained.step.counts == (5, 1)
+
+
+@pytest.mark.host
+def test_tail_is_not_trained_while_averages_are_applied():
+    """A callback has evaluated at the end of the epoch, before `FlushTail` ends the window."""
+    trained, plain, valid = Trained(ema=Ema(0.75)), Trained(), dataset(GOOD[:1])
+    model = Model(trained.step, eval_network=trained.step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
+    evaluate = LambdaCallback(on_train_epoch_end=lambda run_context: model.eval(valid))
+    model.train(2, Epochs(GOOD, GOOD).dataset, callbacks=[evaluate, FlushTail()])
+    plain.model.train(2, Epochs(GOOD, GOOD).dataset, callbacks=FlushTail())
+    assert trained.step.updates == plain.step.updates == 6 and not trained.step.ema.is_applied
+    assert [each.tolist() for each in trained.weights] == [each.tolist() for each in plain.weights]
 
 
 def test_first_micro_batch_is_checked():

@@ -292,7 +292,7 @@ def trained(make, use_native, monkeypatch, *, steps=4, data=None, **options):
     return model, {parameter.name: parameter.asnumpy() for parameter in optimizer.get_parameters()}
 
 
-FAST = ("Momentum, groups", "Adam")
+FAST = ("Momentum, groups", "Adam", "AdamW, groups")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from helpers import cross_entropy
 from ms_accum import freeze_batch_norm, replace_dropout, verify
 from ms_accum.engine.boundary import Divide
 from ms_accum.loss.objective import Weight
+from ms_accum.network.generators import random_state
 from ms_accum.verification import _split
 
 pytestmark = pytest.mark.host
@@ -192,6 +193,18 @@ def test_network_is_restored(training):
     verify(network, cross_entropy(), batch(), 3)
     assert all((parameter.asnumpy() == b).all() for parameter, b in zip(network.get_parameters(), before))
     assert {cell.training for _, cell in network.cells_and_names()} == {training}
+
+
+def test_generators_are_left_as_they_were():
+    """MindSpore's also if it is used, as Dropout does on devices."""
+
+    def draws(output, labels):
+        ms.manual_seed(9)
+        return ops.cross_entropy(output, labels)
+
+    network, before = dense(), random_state()
+    verify(network, draws, batch(), 4)
+    assert random_state() == before
 
 
 def test_table_is_truncated():

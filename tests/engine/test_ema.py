@@ -8,9 +8,8 @@ import pytest
 from mindspore import nn, ops
 from mindspore.train import Callback, Model
 
-from helpers import Slope, micro_batch, values
-from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, GradientAccumulation, SaveStates, Stopped
-from runs import stop_after
+from helpers import Slope, micro_batch, run, slope_driver
+from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, GradientAccumulation, SaveStates
 from test_model_step import dataset
 from ways import Half, Root, Trained
 
@@ -287,23 +286,13 @@ def test_updates_inside_applied_block_raise(way):
         raise KeyError("another error")
 
 
-def resumed(folder, stop):
-    def make():
-        network = Slope(2)
-        ema = Ema(0.75, warm_up=3)
-        return GradientAccumulation(network, None, nn.Momentum([network.w], 0.25, 0.9), ema=ema), ema
-
-    def train(model, **options):
-        model.train_process(1, DATA, 2, report=(), ckpt_path=None, **options)
-
-    whole, expected = make()
-    train(whole)
-    first, _ = make()
-    with pytest.raises(Stopped):
-        train(first, checkpointer=Checkpointer(folder, stop=stop_after(stop)))
-    again, found = make()
-    train(again, checkpointer=Checkpointer(folder, resume="auto"))
-    return [values(ema.state.values()) for ema in (found, expected)]
+@pytest.mark.host
+@pytest.mark.parametrize("arguments", [(0.75, 4), (0.5, 3)])
+def test_other_averages_do_not_resume(arguments, tmp_path):
+    run(slope_driver(columns=2, ema=Ema(0.75, 3)), DATA[:2], 2, checkpointer=Checkpointer(tmp_path))
+    model, states = slope_driver(columns=2, ema=Ema(*arguments)), Checkpointer(tmp_path, resume="auto")
+    with pytest.raises(ValueError, match="belongs to a run with other settings: ema was .*0.75.*3.* and is"):
+        run(model, DATA[:2], 2, epochs=2, checkpointer=states)
 
 
 @pytest.mark.host

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from mindspore import Tensor, amp, nn, ops
 
-from helpers import Recorder, joined, micro_batch, values
+from helpers import Recorder, joined, micro_batch, run, values
 from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped, TrainForwardBackward, TrainOptim
 from reference import miss
 from runs import stop_after
-from ways import WAYS, Half, Trained
+from ways import WAYS, Half, Root, Trained
 
 ROWS = [(1.0, 2.0, 2), (3.0, -1.0, 4), (0.5, 0.25, 1), (-2.0, 1.0, 2), (4.0, 4.0, 4)]
 
@@ -51,6 +51,30 @@ def test_dynamic_scale_is_constant_inside_window():
     assert seen == [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]
 
 
+GOOD, NO_GRADIENT = micro_batch(1.0, 4.0), micro_batch(0.0, 1.0)  # of Root; the second one's loss is finite
+
+
+def scales_of(micro_batches, initial, window):
+    """Train with windows of 1; return the driver, and the scale after each."""
+    trained = Trained("driver", Root(), 1, lr=0.01, loss_scale=amp.DynamicLossScaler(initial, 2, window))
+    recorder = run(trained.system, micro_batches, 1, watch=lambda: trained.system.loss_scale)
+    return recorder, trained.system
+
+
+@pytest.mark.host
+def test_scale_of_1_is_not_lowered():
+    """A gradient that is not finite then has another cause."""
+    recorder, model = scales_of([GOOD] + [NO_GRADIENT] * 3, 2.0, 500)
+    assert recorder.seen == [2.0, 1.0, 1.0, 1.0] and (model.updates, model.skipped, model.overflows) == (1, 3, 1)
+    assert [record.overflow for record in recorder.records] == [False, True, False, False]
+
+
+@pytest.mark.host
+def test_scale_grows_after_updates_without_an_overflow_between():
+    recorder, _ = scales_of([GOOD, NO_GRADIENT, GOOD, GOOD, GOOD, GOOD], 64.0, 2)
+    assert recorder.seen == [64.0, 32.0, 32.0, 64.0, 64.0, 128.0]
+
+
 class Run:
     """A run that overflows at its beginning, and whose scale grows later."""
 
@@ -81,6 +105,16 @@ def test_resuming_with_other_scale_is_rejected(tmp_path):
     plain.model = GradientAccumulation(plain.network, None, plain.optimizer, check="off")
     with pytest.raises(ValueError, match="loss_scale"):
         plain.train(Checkpointer(tmp_path, resume="auto"))
+
+
+@pytest.mark.host
+def test_overflows_before_a_stop_are_not_those_of_the_resumed_run(tmp_path):
+    with pytest.raises(Stopped):
+        Run().train(Checkpointer(tmp_path, stop=stop_after(6)))
+    resumed, whole = Run().train(Checkpointer(tmp_path, resume="auto")), Run().train()
+    overflows = [record.overflow for record in whole.recorder.records]
+    assert overflows[:4] == [True, True, True, False] and resumed.left == whole.left
+    assert [record.overflow for record in resumed.recorder.records] == overflows[3:]
 
 
 @pytest.mark.host

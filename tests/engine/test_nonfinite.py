@@ -10,8 +10,8 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.train import Model
 
-from helpers import Slope, batches, cross_entropy, micro_batch, slope_driver, values
-from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation
+from helpers import Slope, batches, cross_entropy, micro_batch, run, slope_driver, values
+from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation
 from ms_accum.programs.metrics_file import MetricsFile
 from test_model_step import dataset
 from ways import WAYS, Half, Root, Trained
@@ -99,6 +99,17 @@ def test_nonfinite_loss_with_finite_gradient_is_left_out(way):
 
 
 @pytest.mark.host
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
+def test_window_of_which_all_is_left_out_is_skipped(way, reduction):
+    trained = Trained(way, Root(), 2, lr=0.1, reduction=reduction, nonfinite="skip_micro")
+    trained.train([BAD, NO_GRADIENT])
+    assert trained.weights.tolist() == [1.0, 1.0]
+    trained.train([GOOD[0], BAD])
+    assert [int(getattr(trained.system, name)) for name in ("updates", "skipped", "left_out")] == [1, 1, 3]
+
+
+@pytest.mark.host
 @pytest.mark.parametrize("way", WAYS)
 def test_sparse_gradients_are_rejected(way):
     message = "'nonfinite' must be another one with sparse gradients, but got 'skip_micro'. Use nn.Embedding"
@@ -179,3 +190,46 @@ def test_micro_batch_of_weight_0_is_not_left_out():
     for x in (0.0, 1.0, 0.0, 0.0):  # the weight is the first value, and the gradient of sqrt(0 * w) is not finite
         step(*micro_batch(x, 1.0))
     assert (step.updates, step.skipped, step.left_out) == (1, 1, 0)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("policy", ["skip_window", "skip_micro"])
+@pytest.mark.parametrize("way", ["driver", "step"])
+def test_micro_batch_of_weight_0_lowers_no_scale(way, policy):
+    """Its gradient is not finite, and its loss is: that of one which counts would be an overflow."""
+    scaler = amp.DynamicLossScaler(64.0, 2, 500)
+    options = {"weight": _first_value if way == "driver" else first_value, "nonfinite": policy}
+    trained = Trained(way, Root(), 2, loss_scale=scaler, **options).train([GOOD[0], NO_GRADIENT])
+    assert (trained.updates, trained.system.overflows, trained.system.loss_scale) == (1, 0, 64.0)
+
+
+# Too many in a row
+
+
+def skips_above_9(gradients, norm):
+    return gradients, norm < 9
+
+
+def train_on(values):
+    """Train with windows of one micro-batch of each value."""
+    run(slope_driver(columns=2, stages=[skips_above_9]), [micro_batch(value, 1.0) for value in values], 1)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("other", [99.0, None])
+def test_ten_windows_in_a_row_end_the_run(other):
+    """What a stage has skipped, or nothing, is between them."""
+    between = [] if other is None else [other] * 2
+    train_on([np.nan] * 9 + [1.0, *between] + [np.nan] * 9)
+    with pytest.raises(RuntimeError, match="the gradients of 10 windows in a row were not finite"):
+        train_on([1.0] + [np.nan] * 5 + between + [np.nan] * 5)
+
+
+@pytest.mark.host
+def test_windows_before_a_resume_count_among_ten_in_a_row(tmp_path):
+    bad = [micro_batch(np.nan, 1.0)] * 5
+    run(slope_driver(columns=2), bad, 1, checkpointer=Checkpointer(tmp_path))
+    model = slope_driver(columns=2)
+    with pytest.raises(RuntimeError, match="the gradients of 10 windows in a row were not finite"):
+        run(model, bad, 1, epochs=2, checkpointer=Checkpointer(tmp_path, resume="auto"))
+    assert model.skipped == 10

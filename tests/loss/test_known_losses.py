@@ -203,6 +203,17 @@ def test_sequences_are_weighted_by_their_elements(loss_fn, rng):
     assert np.average(losses) != pytest.approx(expected, rel=1e-3)
 
 
+def test_batchmean_is_weighted_by_rows_of_any_length(rng):
+    loss_fn = nn.KLDivLoss(reduction="batchmean")
+    parts = [tuple(Tensor(rng.rand(*shape).astype(np.float32)) for _ in range(2)) for shape in ((4, 3), (2, 17))]
+    sums = [float(nn.KLDivLoss(reduction="sum")(*part).asnumpy()) for part in parts]
+    losses, weights = (
+        [float(loss_fn(*part).asnumpy()) for part in parts],
+        [divisor_of(loss_fn)(*part) for part in parts],
+    )
+    assert weights == [4, 2] and np.average(losses, weights=weights) == pytest.approx(sum(sums) / 6, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("loss_fn", "output", "labels"),
     [

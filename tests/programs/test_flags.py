@@ -16,8 +16,12 @@ from mindspore import nn
 
 from idx_files import write_mnist
 from model_zoo import LeNet5
+from ms_accum import own_group
 from ms_accum.programs.command import FlagError
 from ms_accum.programs.flags import training_flags
+from ms_accum.programs.folder import open_folder
+from ms_accum.programs.schedule import learning_rate, length_of
+from ms_accum.programs.tasks import facts_of, task_of
 from running import ROOT, error_of, evaluate, train
 
 pytestmark = pytest.mark.host
@@ -220,3 +224,51 @@ def test_missing_packages_are_one_line(program, tmp_path):
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr.startswith("error: the package '") and done.stderr.count("\n") == 1
     assert done.stderr.endswith("' is missing. Run: pip install -r requirements.txt\n")
+
+
+# What flags become
+
+
+def test_length_of_a_run_is_its_epochs_or_its_updates():
+    """Ten micro-batches are three updates; an epoch is added in case windows are skipped."""
+
+    def length(*flags):
+        return length_of(training_flags(["--mini_steps=4", *flags]), 10)
+
+    assert length("--epochs=3") == (3, 9) and length("--epochs=3", "--tail=drop") == (3, 6)
+    assert length("--max_updates=7") == (4, 7) and length("--max_updates=6") == (3, 6)
+    assert length("--epochs=3", "--max_updates=7") == (3, 7) and length("--epochs=2", "--max_updates=7") == (2, 6)
+
+
+def test_rate_rises_and_falls():
+    def rates(*flags, updates=6):
+        return learning_rate(training_flags(["--lr=0.4", *flags]), updates)
+
+    assert rates() == 0.4 and rates("--warmup_updates=4") == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
+    assert rates("--lr_decay=linear", updates=4) == pytest.approx([0.4, 0.3, 0.2, 0.1])
+    falling = ("--warmup_updates=2", "--lr_decay=linear", "--min_lr=0.2")
+    assert rates(*falling) == pytest.approx([0.2, 0.4, 0.4, 0.35, 0.3, 0.25])
+    halves = [0.4, 0.2 + 0.2 * 0.5**0.5, 0.2, 0.2 - 0.2 * 0.5**0.5]
+    assert rates("--lr_decay=cosine", updates=4) == pytest.approx(halves)
+
+
+def test_overwrite_removes_the_files_of_the_old_run_and_no_others():
+    model = "gradient_accumulation.ckpt"
+    names = ("config.json", "metrics.jsonl", model, f"{model}.json", "states/state-00000001.safetensors")
+    files = {Path("out", name) for name in names}
+    mine = {Path("out/notes.txt"), Path("out/states/notes.txt")}
+    Path("out/states").mkdir(parents=True)
+    for path in files | mine:
+        path.write_text("old")
+    open_folder(training_flags(["--output_dir=out", "--overwrite"]), own_group()).lock.release()
+    assert {path for path in Path("out").rglob("*") if path.is_file()} - {Path("out/.lock")} == mine
+
+
+def test_other_data_with_as_many_rows_are_told_apart():
+    """A run is not resumed with them."""
+    facts = []
+    for name, text in (("one", "ab" * 600), ("other", "ba" * 600)):
+        Path(name).write_text(text)
+        args = training_flags(["--dataset=text", f"--data_path={name}", "--context=8"])
+        facts.append(facts_of(task_of(args).data("train", 2, own_group())))
+    assert facts[0]["rows"] == facts[1]["rows"] and facts[0]["data"] != facts[1]["data"]

@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import stat
+import time
 
 import numpy as np
 import pytest
@@ -62,6 +63,24 @@ def test_best_state_is_kept_in_addition_to_the_newest(tmp_path, values, kept, be
     assert updates_in(tmp_path) == kept
     facts = training_state.read(str(max(tmp_path.glob("state-*")))).facts
     assert facts["best"] == [best, None if best is None else f"state-{kept[0] if len(kept) > 2 else 5:08}.safetensors"]
+
+
+def test_windows_that_are_skipped_after_a_state_save_no_other(tmp_path):
+    """They leave the number of updates as it is, also if the run is resumed between them."""
+    for updates in ([1, 2, 2, 2], [2, 2, 3, 3, 4, 4, 5]):
+        with Checkpointer(tmp_path, every=2, keep=99, resume="auto") as states:
+            states.find({})
+            save(states, updates)
+    assert updates_in(tmp_path) == [2, 4]
+
+
+def test_state_is_due_when_minutes_have_passed_since_the_last_one(tmp_path, monkeypatch):
+    now = [1000]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    with Checkpointer(tmp_path, minutes=1.5, keep=99) as states:
+        for number, now[0] in enumerate([1089, 1090, 1090, 1179, 1200, 1289, 1290], 1):
+            save(states, [number])
+    assert updates_in(tmp_path) == [2, 5, 7]
 
 
 def test_resumed_run_keeps_as_many_as_one_that_was_not_stopped(tmp_path):
@@ -207,6 +226,16 @@ def test_folder_that_can_not_be_flushed_does_not_end_the_run(tmp_path, number, m
         else:
             save(states, [1, 2])
             assert updates_in(tmp_path) == [2]
+
+
+def test_state_is_on_the_disk_before_it_gets_its_name_and_the_name_after(tmp_path, monkeypatch):
+    flush, replace, done = os.fsync, os.replace, []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.fstat(descriptor).st_ino) or flush(descriptor))
+    monkeypatch.setattr(os, "replace", lambda old, new: done.append(os.path.basename(new)) or replace(old, new))
+    with Checkpointer(tmp_path, every=1) as states:
+        save(states, [1])
+    (state,) = tmp_path.glob("state-*")
+    assert done == [state.stat().st_ino, state.name, tmp_path.stat().st_ino]
 
 
 def test_file_that_the_disk_writes_otherwise_is_an_error(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import mindspore as ms
 import numpy as np
@@ -477,6 +478,48 @@ def test_evaluation_restores_training_mode_and_statistics():
     train(model, valid_dataset=data([4]))
     assert network.training and not network[2].training
     np.testing.assert_array_equal(network[2].moving_mean.asnumpy(), moving_mean)
+
+
+class Modes(Callback):
+    """Gives the Cells modes of their own before an evaluation, and reads them after it."""
+
+    def __init__(self, network):
+        self.cells, self.before, self.after = [cell for _, cell in network.cells_and_names()], [], []
+
+    def now(self):
+        return [(cell.training, cell.phase) for cell in self.cells]
+
+    def on_eval_begin(self, run_context):
+        self.cells[-1].set_train(not self.cells[-1].training)
+        self.before.append(self.now())
+
+    def on_eval_end(self, run_context):
+        self.after.append(self.now())
+
+
+@pytest.mark.host
+def test_each_cell_has_its_mode_again_after_an_evaluation():
+    model, _ = driver()
+    modes = Modes(model._network)
+    train(model, callbacks=modes, valid_dataset=data([4]), eval_every=1)
+    assert modes.after == modes.before and len({str(each) for each in modes.before}) == 2
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("every", [1, None])
+def test_time_of_an_evaluation_is_not_that_of_the_next_window(every, monkeypatch):
+    now = [0.0]
+
+    class Clock(Callback):
+        def on_train_step_begin(self, run_context):
+            now[0] += 1
+
+        def on_eval_begin(self, run_context):
+            now[0] += 100
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    records = train(driver()[0], callbacks=Clock(), valid_dataset=data([4]), eval_every=every)
+    assert [record.seconds for record in records] == [1.0] * 6
 
 
 # Numbers of epochs

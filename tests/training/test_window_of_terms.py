@@ -13,7 +13,8 @@ from mindspore.train import Callback, LambdaCallback
 
 import several_terms as terms
 from helpers import Recorder, run
-from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped
+from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped, replace_dropout
+from ms_accum.layers.dropout import COUNTER
 from ms_accum.programs.metrics_file import MetricsFile
 from ms_accum.training import window_of_terms as module
 from ms_accum.training.progress import Lines
@@ -202,6 +203,17 @@ def test_micro_batch_that_is_left_out_takes_its_share_of_all_divisors(scale):
     assert model.left_out == 1 and moves[0][2].bad == (2,) and model.updates == 1
 
 
+@pytest.mark.parametrize("bad", [0, 1])
+def test_dropout_counts_each_micro_batch_once(bad):
+    """If one is left out, the others run again, with the masks of the first time."""
+    network = nn.SequentialCell(terms.Net(), replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)), seed=1))
+    data = spoiled(DATA[:4], 1) if bad else DATA[:4]
+    model = driver(network, nonfinite="skip_micro")
+    run(model, data, 4)
+    (counter,) = [each for each in network.get_parameters() if each.name.endswith(COUNTER)]
+    assert model.left_out == bad and int(counter.asnumpy()) == 4 - bad
+
+
 @pytest.mark.parametrize("policy", ["skip_window", "skip_micro"])
 def test_window_of_which_all_overflows_lowers_the_scale(policy):
     network, scaler = terms.Net(), amp.DynamicLossScaler(2.0**30, 2**20, 100)
@@ -325,6 +337,21 @@ def test_evaluation_has_the_mean_of_each_term():
     _, means = terms.oracle(network, DATA)
     expected = {f"eval_{name}": mean for name, mean in means.items()} | {"eval_loss": terms.loss_of(means)}
     assert results[0] == pytest.approx(expected, rel=1e-5)
+
+
+def test_evaluation_has_the_coefficients_of_its_update():
+    losses = []
+
+    class Read(Callback):
+        def on_eval_end(self, run_context):
+            losses.append(run_context.original_args().metrics["eval_loss"])
+
+    network, coefficients = terms.Net(), {"entropy": lambda updates: 0.5 + updates, "size": lambda updates: updates}
+    model = driver(network, coefficients=coefficients, lr=0.0)
+    run(model, DATA[:3], 1, callbacks=Read(), valid_dataset=DATA, eval_every=1)
+    _, means = terms.oracle(network, DATA)
+    expected = [terms.loss_of(means, {"entropy": 0.5 + updates, "size": updates}) for updates in (1, 2, 3)]
+    assert losses == pytest.approx(expected, rel=1e-5)
 
 
 def test_infinite_loss_in_window_of_one_counts_as_what_it_did():
