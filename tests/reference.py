@@ -12,12 +12,20 @@ def float64(arrays):
     return [np.asarray(array, np.float64) for array in arrays]
 
 
+def pairs(first, second):
+    """Return the pairs of two iterables of one length: `zip` would compare nothing with what the other lacks."""
+    first, second = list(first), list(second)
+    assert len(first) == len(second), f"{len(first)} are compared with {len(second)}"
+    return list(zip(first, second))
+
+
 def window_gradient(gradients, weights=None, reduction="mean"):
     """Return what the optimizer must see after micro-batches with these gradients, a list of arrays each."""
-    weights = [1.0] * len(gradients) if weights is None or reduction == "sum" else weights
+    gradients = list(gradients)
+    weights = [1.0] * len(gradients) if weights is None or reduction == "sum" else list(weights)
     total = [np.zeros(np.shape(array)) for array in gradients[0]]
-    for gradient, weight in zip(gradients, weights):
-        total = [subtotal + weight * array for subtotal, array in zip(total, float64(gradient))]
+    for gradient, weight in pairs(gradients, weights):
+        total = [subtotal + weight * array for subtotal, array in pairs(total, float64(gradient))]
     return total if reduction == "sum" else [subtotal / float(sum(weights)) for subtotal in total]
 
 
@@ -66,7 +74,9 @@ def miss(actual, expected, rtol, atol=0.0):
     `atol` is absolute. NaN is as far off as can be.
     """
     worst = 0.0
-    for got, want in zip(map(_comparable, actual), map(_comparable, expected)):
+    compared = pairs(map(_comparable, actual), map(_comparable, expected))
+    assert compared, "nothing is compared"
+    for got, want in compared:
         assert got.shape == want.shape
         with np.errstate(all="ignore"):
             error = np.abs(got - want) / (atol + rtol * np.abs(want))
@@ -80,7 +90,7 @@ def gradient_miss(actual, expected):
     """The same with the tolerance of gradients: 1e-5, or 1e-6 of the parameter's largest element."""
     return max(
         miss([got], [want], 1e-5, 1e-6 * float(np.max(np.abs(want), initial=0.0)))
-        for got, want in zip(actual, expected)
+        for got, want in pairs(actual, expected)
     )
 
 
@@ -149,9 +159,11 @@ def adagrad(w, g, state, t, lr, decay=0.0, start=0.1):
 def train(update, weights, gradients, lr, decay=0.0, **options):
     """Return the weights after one update for each of `gradients`; `lr` is a number or one a update."""
     weights, states = float64(weights), [{} for _ in weights]
+    gradients = list(gradients)
     rates = [lr] * len(gradients) if np.isscalar(lr) else lr
-    for t, (gradient, rate) in enumerate(zip(gradients, rates), start=1):
+    for t, (gradient, rate) in enumerate(pairs(gradients, rates), start=1):
         weights = [
-            update(w, g, state, t, rate, decay, **options) for w, g, state in zip(weights, float64(gradient), states)
+            update(w, g, state, t, rate, decay, **options)
+            for (w, g), state in zip(pairs(weights, float64(gradient)), states)
         ]
     return weights

@@ -356,20 +356,18 @@ def test_rejected_micro_batch_leaves_window_unchanged():
 @pytest.mark.parametrize("window", [1, 2])
 def test_failed_micro_batch_discards_window(window):
     model = slope_driver(tail="carry", check="off")
-    with pytest.raises(Exception, match="."):
+    with pytest.raises(ValueError, match=r"^For 'train_process', MindSpore rejects Float32 \[1\] of 'train_dataset' "):
         run(model, [micro_batch(1), (Tensor([1.0]),)], window)
     assert model.micro_batches == 0 and model.updates == window % 2
     run(model, [micro_batch(3)] * window, window)
     assert seen_gradient(model) == [3 if window > 1 else 1 + 3]
 
 
-@pytest.mark.graph
 def test_failed_first_micro_batch_leaves_no_weight():
-    """In PyNative mode its weight is added before its loss fails."""
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    model = slope_driver(tail="carry")
-    with pytest.raises(Exception, match="."):
-        run(model, [(Tensor(np.ones((1, 1)), ms.float32), Tensor(1.0))], 2)
+    """Not compiled: what was added before it failed would stay."""
+    model = slope_driver(tail="carry", check="off")
+    with pytest.raises(ValueError, match=r"^For 'train_process', MindSpore rejects Float32 \[1\] of 'train_dataset' "):
+        run(model, [(Tensor([1.0]),)], 2)
     run(model, [micro_batch(3)] * 2, 2)
     assert seen_gradient(model) == [3]
 

@@ -10,7 +10,15 @@ import pytest
 from mindspore import Tensor, amp, nn, ops
 
 from helpers import Recorder, joined, micro_batch, run, values
-from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped, TrainForwardBackward, TrainOptim
+from ms_accum import (
+    Accumulator,
+    Checkpointer,
+    Ema,
+    GradientAccumulation,
+    Stopped,
+    TrainForwardBackward,
+    TrainOptim,
+)
 from reference import miss
 from runs import stop_after
 from ways import WAYS, Half, Root, Trained
@@ -39,6 +47,20 @@ def test_overflows_do_not_end_run_and_are_counted_separately():
     with pytest.raises(RuntimeError, match="the gradients of 10 windows in a row were not finite"):
         trained.train([micro_batch(np.nan, 1.0)] * 20)
     assert model.overflows == 15
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("way", ["driver", "loop"])
+def test_window_of_weight_0_does_not_lower_dynamic_scale(way):
+    """Its mean, 0/0, is not finite, but no overflow."""
+    scaler, network = amp.DynamicLossScaler(64.0, 2, 500), Half()
+    if way == "driver":
+        system = Trained(way, network, loss_scale=scaler, weight=lambda x: 0).train(inputs(ROWS[:2])).system
+    else:
+        system = Accumulator(nn.SGD([network.w], 1.0), 2, reduction="mean", loss_scale=scaler)
+        for _ in range(2):
+            system((Tensor([1.0, 1.0], ms.float32),), 0.0)
+    assert (int(system.updates), int(system.skipped)) == (0, 1) and float(scaler.scale_value.asnumpy()) == 64.0
 
 
 @pytest.mark.host

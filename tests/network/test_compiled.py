@@ -350,21 +350,24 @@ LOADING = {
 
 def trained_after_loading(make):
     network, x = MeanProduct(), Tensor(np.ones((2, 2)), ms.float32)
-    train_once = make(network, nn.SGD(network.trainable_params(), 1.0), x)
+    optimizer = nn.Momentum(network.trainable_params(), 1.0, 0.5)
+    train_once = make(network, optimizer, x)
     train_once()
     assert network.w.asnumpy().tolist() == [-0.5, -0.5]
-    ms.load_param_into_net(network, {"w": ms.Parameter(Tensor([10.0, 20.0], ms.float32), name="w")})
+    loaded = {parameter.name: parameter.asnumpy() for parameter in optimizer.get_parameters()}
+    loaded |= {"w": np.array([10, 20], np.float32), "moments.w": np.array([1, 3], np.float32)}
+    ms.load_param_into_net(optimizer, {name: ms.Parameter(array) for name, array in loaded.items()})
     train_once()
     return network.w.asnumpy().tolist()
 
 
 @pytest.mark.parametrize("native_too", [True, False])
 @pytest.mark.parametrize("make", LOADING.values(), ids=LOADING)
-def test_weights_loaded_later_are_trained(make, native_too, monkeypatch):
+def test_weights_and_moments_loaded_later_are_trained(make, native_too, monkeypatch):
     """MindSpore's operators update in a branch, which keeps the storage of its first run."""
     if not native_too:
         monkeypatch.setenv(native.SWITCH, "0")
-    assert trained_after_loading(make) == [9.5, 19.5]
+    assert trained_after_loading(make) == [10 - (1 / 2 + 0.5), 20 - (3 / 2 + 0.5)]
 
 
 @pytest.mark.parametrize("registers_first", [True, False])

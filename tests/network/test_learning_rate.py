@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 from mindspore.experimental import optim
 from mindspore.nn.learning_rate_schedule import LearningRateSchedule
 
-from helpers import Recorder, Slope, micro_batch
+from helpers import Recorder, Slope, micro_batch, seen_gradient, slope_driver
 from ms_accum import GradientAccumulation, ZeroOptimizer
 from ms_accum.network.optimizers import LearningRate
 from ways import Trained
@@ -92,6 +92,14 @@ def test_recorded_rate_is_the_one_used(how, window):
     model.train_process(1, [micro_batch(1.0)] * 4 * window, window, report=(reporter,), ckpt_path=None)
     used = np.diff([0.0, *moved])
     assert [record.lr for record in reporter.records] == pytest.approx(used.tolist())
+
+
+@pytest.mark.host
+def test_recorded_rate_of_a_tail_is_the_one_used():
+    """It ends without another micro-batch, in a call of its own."""
+    model, recorder = slope_driver([0.5, 0.25, 0.125]), Recorder()
+    model.train_process(1, [micro_batch(1.0)] * 3, 2, report=(recorder,), ckpt_path=None)
+    assert [record.lr for record in recorder.records] == [0.5, 0.25] and seen_gradient(model) == [0.75]
 
 
 def test_rate_is_nan_if_optimizer_computes_its_own():
