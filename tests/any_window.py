@@ -1,6 +1,6 @@
 """Random programs, compared with the simulator; see random_programs.py.
 
-    python tests/any_window.py WAY SEED [--compiled]    # run one again; if it fails, look for a smaller one that does
+python tests/any_window.py WAY SEED [--compiled]    # run one again; if it fails, look for a smaller one that does
 """
 
 from __future__ import annotations

@@ -1,28 +1,39 @@
-"""Faults to plant in ms_accum. For each, some test must fail.
+"""Faults to plant in ms_accum. For each, the named tests must fail.
 
     python tests/faults.py                # all, each in a copy of the tree; prints which test found which fault
     python tests/faults.py NAME [NAME]    # some of them
 
 A fault is a piece of the source and what stands there instead. `tests/test_faults.py` checks that each piece is still
-there, once. The tests that are named are tried first, then the long ones among them, then all others but the long ones.
+there, once, and that the tests exist.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import queue
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-ANY = "test_any_window.py"
 RANKS = "ranks"
+
+
+def programs(way: str) -> str:
+    """Return the test of the random programs of a way."""
+    return f"test_any_window.py::test_random_programs_match_the_simulator[eager-{way}]"
+
+
+def compiled(way: str) -> str:
+    """Return the test of its compiled ones."""
+    return f"test_any_window.py::test_compiled_random_programs_match_the_simulator[{way}]"
 
 
 class Fault(NamedTuple):
@@ -32,7 +43,7 @@ class Fault(NamedTuple):
     old: str
     new: str
     tests: str
-    """The tests to try first, below tests/."""
+    """The tests that find it, below tests/: one, or several with blanks between."""
 
 
 FAULTS = {
@@ -44,29 +55,39 @@ FAULTS = {
         "test_driver.py::test_weights_do_not_enter_a_float16_backward",
     ),
     "a weight counts twice": Fault(
-        "engine/window.py", "weight is None or self.weighs_loss else", "weight is None else", ANY
+        "engine/window.py", "weight is None or self.weighs_loss else", "weight is None else", programs("driver")
     ),
     # Where a window ends
-    "one late": Fault("engine/ends.py", "return micro_batches >= window", "return micro_batches > window", ANY),
+    "one late": Fault(
+        "engine/ends.py", "return micro_batches >= window", "return micro_batches > window", programs("driver")
+    ),
     "one early": Fault(
-        "engine/ends.py", "return micro_batches >= window", "return micro_batches >= window - (window > 2)", ANY
+        "engine/ends.py",
+        "return micro_batches >= window",
+        "return micro_batches >= window - (window > 2)",
+        programs("driver"),
     ),
     "the first micro-batch of a window asks for no new size": Fault(
-        "engine/ends.py", "size, count = None, 0\n", "count = 0\n", ANY
+        "engine/ends.py", "size, count = None, 0\n", "count = 0\n", programs("driver")
     ),
     "sizes by update begin one late": Fault(
-        "engine/ends.py", "if first <= update][-1]", "if first < update or not first][-1]", ANY
+        "engine/ends.py", "if first <= update][-1]", "if first < update or not first][-1]", programs("driver")
     ),
     "sizes by update begin one late in a graph": Fault(
-        "engine/graph_window.py", "ms.float32) >= self.firsts", "ms.float32) > self.firsts - (self.firsts == 0)", ANY
+        "engine/graph_window.py",
+        "ms.float32) >= self.firsts",
+        "ms.float32) > self.firsts - (self.firsts == 0)",
+        programs("step"),
     ),
     "a tail is dropped": Fault(
         "training/run.py",
         'plan.tail == "flush":\n            self._end',
         'plan.tail == "x":\n            self._end',
-        ANY,
+        programs("driver"),
     ),
-    "a dropped tail stays": Fault("training/run.py", 'elif plan.tail == "drop":\n            window.clear()', "", ANY),
+    "a dropped tail stays": Fault(
+        "training/run.py", 'elif plan.tail == "drop":\n            window.clear()', "", programs("driver")
+    ),
     "max_updates one more": Fault(
         "training/run.py",
         "self._window.updates >= self._plan.max",
@@ -81,38 +102,48 @@ FAULTS = {
     ),
     # The gradient of a window
     "no division": Fault(
-        "engine/boundary.py", 'end["divisor"] = end["weight_sum"]\n', 'end["divisor"] = Tensor(1.0, ms.float32)\n', ANY
+        "engine/boundary.py",
+        'end["divisor"] = end["weight_sum"]\n',
+        'end["divisor"] = Tensor(1.0, ms.float32)\n',
+        programs("driver"),
     ),
     "the last weight divides": Fault(
         "engine/window.py",
         "ops.assign_add(self.weight_sum[0], ops.cast",
         "ops.assign(self.weight_sum[0], ops.cast",
-        ANY,
+        programs("driver"),
     ),
     "weights are not multiplied": Fault(
         "engine/window.py",
         "factor = kept_factor if weight is None or self.weighs_loss else weight",
         "factor = kept_factor",
-        ANY,
+        programs("driver"),
     ),
     "rows count alike": Fault(
-        "loss/objective.py", "return amount_of(self._owner, self._weight, micro_batch)", "return 1.0", ANY
+        "loss/objective.py",
+        "return amount_of(self._owner, self._weight, micro_batch)",
+        "return 1.0",
+        programs("driver"),
     ),
     "a window of one with weight 0 updates": Fault(
-        "engine/boundary.py", 'norm = norm * (end["counted"] / end["counted"])', "pass", ANY
+        "engine/boundary.py", 'norm = norm * (end["counted"] / end["counted"])', "pass", programs("step")
     ),
-    "clipping to the half": Fault("engine/boundary.py", 'end["norm"] / self.norm', '2 * end["norm"] / self.norm', ANY),
-    "clipping of the sum": Fault("engine/boundary.py", 'norm = norm / end["divisor"]\n', "norm = norm * 1.0\n", ANY),
+    "clipping to the half": Fault(
+        "engine/boundary.py", 'end["norm"] / self.norm', '2 * end["norm"] / self.norm', programs("driver")
+    ),
+    "clipping of the sum": Fault(
+        "engine/boundary.py", 'norm = norm / end["divisor"]\n', "norm = norm * 1.0\n", programs("driver")
+    ),
     "clipping lengthens": Fault(
-        "engine/boundary.py", 'ops.maximum(end["norm"] / self', 'ops.minimum(end["norm"] / self', ANY
+        "engine/boundary.py", 'ops.maximum(end["norm"] / self', 'ops.minimum(end["norm"] / self', programs("driver")
     ),
     "unscaled twice": Fault(
         "engine/boundary.py",
         'end["divisor"] = scale if divisor',
         'scale = scale * scale\n        end["divisor"] = scale if divisor',
-        ANY,
+        programs("driver"),
     ),
-    "not unscaled": Fault("engine/boundary.py", "if config.scales else []", "if False else []", ANY),
+    "not unscaled": Fault("engine/boundary.py", "if config.scales else []", "if False else []", programs("driver")),
     "the norm is scaled by the optimizer's scale": Fault(
         "engine/boundary.py", " / self.own_scale", "", "engine/test_cells.py::test_optimizer_loss_scale_cancels_sens"
     ),
@@ -120,7 +151,7 @@ FAULTS = {
         "engine/boundary.py",
         "keep = ops.isfinite(norm)\n",
         "keep = ops.isfinite(norm - norm + 1.0) == ops.isfinite(norm)\n",
-        ANY,
+        programs("driver"),
     ),
     "NaN in float16 parameters updates": Fault(
         "engine/boundary.py",
@@ -132,7 +163,7 @@ FAULTS = {
         "network/tree.py",
         "return _map(_clear_finite if finite else _clear, total)",
         "return total",
-        ANY,
+        programs("driver"),
     ),
     "cleared by multiplying": Fault(
         "network/tree.py",
@@ -141,7 +172,10 @@ FAULTS = {
         "network/test_tree.py::test_clear[nan]",
     ),
     "a cleared window keeps its weight": Fault(
-        "engine/window.py", "cleared = (*cleared, ops.assign(weight_sum[0], Tensor(0.0, ms.float32)))", "pass", ANY
+        "engine/window.py",
+        "cleared = (*cleared, ops.assign(weight_sum[0], Tensor(0.0, ms.float32)))",
+        "pass",
+        programs("driver"),
     ),
     "clear() of the driver clears nothing": Fault(
         "training/runners.py",
@@ -157,7 +191,7 @@ FAULTS = {
     ),
     # Policies
     "a left-out micro-batch keeps its weight": Fault(
-        "engine/window.py", "None if weight is None else weight * kept_factor, kept", "weight, kept", ANY
+        "engine/window.py", "None if weight is None else weight * kept_factor, kept", "weight, kept", programs("step")
     ),
     "weight 0 is left out": Fault(
         "engine/nonfinite.py",
@@ -172,16 +206,16 @@ FAULTS = {
         "engine/test_loss_scale.py::test_overflows_do_not_end_run_and_are_counted_separately[eager]",
     ),
     "skipped windows count as updates": Fault(
-        "training/open_window.py", "self.updates += self.updated\n", "self.updates += 1\n", ANY
+        "training/open_window.py", "self.updates += self.updated\n", "self.updates += 1\n", programs("driver")
     ),
     "skipped windows count as updates in graphs": Fault(
         "engine/graph_window.py",
         "ops.assign_add(self.updates, ops.cast(updated, ms.int32))",
         "ops.assign_add(self.updates, Tensor(1, ms.int32))",
-        ANY,
+        programs("step"),
     ),
     "skipped windows are not counted in graphs": Fault(
-        "engine/graph_window.py", "ops.assign_add(self.skipped, ops.cast(skipped, ms.int32))", "", ANY
+        "engine/graph_window.py", "ops.assign_add(self.skipped, ops.cast(skipped, ms.int32))", "", programs("step")
     ),
     "the scheduler steps in skipped windows": Fault(
         "training/open_window.py",
@@ -191,27 +225,30 @@ FAULTS = {
     ),
     # Loss scale and average
     "a dynamic scale that stays": Fault(
-        "engine/loss_scale.py", "ops.assign(self.value, ops.where(ops", "(ops.where(ops", ANY
+        "engine/loss_scale.py", "ops.assign(self.value, ops.where(ops", "(ops.where(ops", programs("model")
     ),
     "a scale that grows one late": Fault(
-        "engine/loss_scale.py", "grows = ops.logical_and(good >= self", "grows = ops.logical_and(good > self", ANY
+        "engine/loss_scale.py",
+        "grows = ops.logical_and(good >= self",
+        "grows = ops.logical_and(good > self",
+        programs("model"),
     ),
     "NaN in the data lowers the scale": Fault(
-        "engine/loss_scale.py", "        if loss is not None:\n", "        if False:\n", ANY
+        "engine/loss_scale.py", "        if loss is not None:\n", "        if False:\n", programs("driver")
     ),
     "an average that is too fast": Fault(
         "engine/ema.py",
         "return ops.where(count <= max(self._warm_up, 1)",
         "decay = decay * decay\n        return ops.where(count <= max(self._warm_up, 1)",
-        ANY,
+        programs("driver"),
     ),
     "the average counts skipped windows": Fault(
         "engine/ema.py",
         "ops.assign_add(self._updates, ops.cast(updated, ms.int32))",
         "ops.assign_add(self._updates, Tensor(1, ms.int32))",
-        ANY,
+        programs("driver"),
     ),
-    "the average starts at zero": Fault("engine/ema.py", "max(self._warm_up, 1)", "self._warm_up", ANY),
+    "the average starts at zero": Fault("engine/ema.py", "max(self._warm_up, 1)", "self._warm_up", programs("driver")),
     "averages stay applied": Fault(
         "engine/ema.py",
         "            _assign(self._weights, copies)\n",
@@ -223,13 +260,13 @@ FAULTS = {
         "training/window_loss.py",
         "total += value * (1.0 if self.summing else weight)\n            weights += weight",
         "total, weights = value * (1.0 if self.summing else weight), weight",
-        ANY,
+        programs("driver"),
     ),
     "the loss is a mean of means": Fault(
         "training/window_loss.py",
         "value * (1.0 if self.summing else weight)\n            weights += weight",
         "value\n            weights += 1",
-        ANY,
+        programs("driver"),
     ),
     "the rate after the update": Fault(
         "training/runners.py",
@@ -239,10 +276,13 @@ FAULTS = {
     ),
     # States
     "an open window is not resumed": Fault(
-        "training/open_window.py", 'if not window["micro_batches"]:', "if True:", ANY
+        "training/open_window.py", 'if not window["micro_batches"]:', "if True:", programs("driver")
     ),
     "its losses are not resumed": Fault(
-        "training/open_window.py", 'self._losses.load(window["loss"], window.get("bad", ()))', "pass", ANY
+        "training/open_window.py",
+        'self._losses.load(window["loss"], window.get("bad", ()))',
+        "pass",
+        programs("driver"),
     ),
     "its bad micro-batches are not resumed": Fault(
         "training/open_window.py",
@@ -251,9 +291,11 @@ FAULTS = {
         "test_driver.py::test_run_resumed_inside_a_window[eager]",
     ),
     "its accumulators are not saved": Fault(
-        "training/run_state.py", "{**self.parameters(), **accumulators}", "self.parameters()", ANY
+        "training/run_state.py", "{**self.parameters(), **accumulators}", "self.parameters()", programs("driver")
     ),
-    "moments are not saved": Fault("training/run_state.py", '**_named("optimizer", optimizer_state), ', "", ANY),
+    "moments are not saved": Fault(
+        "training/run_state.py", '**_named("optimizer", optimizer_state), ', "", programs("step")
+    ),
     "Parameters in lists are not saved": Fault(
         "training/run_state.py",
         "    return all_parameters(optimizer)",
@@ -270,13 +312,13 @@ FAULTS = {
         "engine/config.py",
         'parameters |= {f"loss_scale.{name}": parameter for name, parameter in self.dynamic.state.items()}',
         "pass",
-        ANY,
+        programs("driver"),
     ),
     "the average is not saved": Fault(
         "engine/config.py",
         'parameters |= {f"ema.{name}": parameter for name, parameter in self.ema.state.items()}',
         "pass",
-        ANY,
+        programs("step"),
     ),
     "generators are not resumed": Fault(
         "saving/training_state.py",
@@ -288,16 +330,19 @@ FAULTS = {
         "training/data.py",
         "done, skip = at.epoch - 1, at.batches\n",
         "done, skip = at.epoch - 1, at.batches + (at.batches > 0)\n",
-        ANY,
+        programs("driver"),
     ),
     "the position in the loop is not resumed": Fault(
         "training/loop.py",
         "self._at, self._is_resumed = at, True",
         "self._at, self._is_resumed = Position(epoch=at.epoch), True",
-        ANY,
+        programs("step"),
     ),
     "counters of a graph's window are not saved": Fault(
-        "engine/graph_window.py", '_COUNTERS = ("updates", "skipped", "updated", "grad_norm")', "_COUNTERS = ()", ANY
+        "engine/graph_window.py",
+        '_COUNTERS = ("updates", "skipped", "updated", "grad_norm")',
+        "_COUNTERS = ()",
+        programs("step"),
     ),
     "a state is numbered from its own": Fault(
         "saving/checkpointer.py",
@@ -483,7 +528,7 @@ FAULTS = {
         "test_native.py::test_update_is_that_of_numpy[eager-True-True-True]",
     ),
     "native sums are not emptied if skipped": Fault(
-        "native.cc", "if (empties_) std::memset(Array", "if (false) std::memset(Array", ANY
+        "native.cc", "if (empties_) std::memset(Array", "if (false) std::memset(Array", compiled("driver")
     ),
     "sums are not emptied beside a stage": Fault(
         "engine/native_update.py",
@@ -492,9 +537,11 @@ FAULTS = {
         "engine/test_stages.py::test_stage_that_holds_the_weights",
     ),
     "sums are not emptied by MindSpore's update": Fault(
-        "engine/update.py", "if self.emptied else ()", "if False else ()", ANY
+        "engine/update.py", "if self.emptied else ()", "if False else ()", programs("driver")
     ),
-    "sums of a skipped window keep NaN": Fault("engine/update.py", "self._clear(False)", "self._clear(True)", ANY),
+    "sums of a skipped window keep NaN": Fault(
+        "engine/update.py", "self._clear(False)", "self._clear(True)", programs("driver")
+    ),
     "native counters stay": Fault(
         "native.cc",
         "*static_cast<int32_t *>(params[counter]) += 1;",
@@ -518,9 +565,9 @@ FAULTS = {
         "engine/boundary.py",
         "stages += [Multiply(in_place)] if native is None or users else []\n        stages += users\n",
         "stages += users\n        stages += [Multiply(in_place)] if native is None or users else []\n",
-        ANY,
+        programs("driver"),
     ),
-    "a stage is not asked": Fault("engine/boundary.py", "        stages += users\n", "", ANY),
+    "a stage is not asked": Fault("engine/boundary.py", "        stages += users\n", "", programs("driver")),
     "gradients are divided again after a stage": Fault(
         "engine/update.py",
         'end["divisor"] = Tensor(1.0, ms.float32)',
@@ -528,7 +575,7 @@ FAULTS = {
         "engine/test_stages.py::test_stage_that_holds_the_weights",
     ),
     "what a stage skips updates": Fault(
-        "engine/stages.py", "gradients, keep = self._changed(", "gradients, _ = self._changed(", ANY
+        "engine/stages.py", "gradients, keep = self._changed(", "gradients, _ = self._changed(", programs("driver")
     ),
     "a stage sees NaN": Fault(
         "engine/stages.py",
@@ -573,10 +620,13 @@ FAULTS = {
         "engine/test_stages.py::test_what_a_stage_remembers_is_resumed[3]",
     ),
     "a stage that skips lowers the scale": Fault(
-        "engine/loss_scale.py", 'ops.logical_not(ops.isfinite(end["norm"]))', 'ops.logical_not(end["keep"])', ANY
+        "engine/loss_scale.py",
+        'ops.logical_not(ops.isfinite(end["norm"]))',
+        'ops.logical_not(end["keep"])',
+        programs("driver"),
     ),
     "a stage that skips ends the run": Fault(
-        "training/record.py", "not (math.isfinite(grad_norm) or overflow)", "not overflow", ANY
+        "training/record.py", "not (math.isfinite(grad_norm) or overflow)", "not overflow", programs("driver")
     ),
     "a stage that skips is not finite for Model": Fault(
         "model_step.py",
@@ -651,7 +701,7 @@ FAULTS = {
         "model_step.py",
         "sums = self.loss_sums[0] + ops.stack((term, counted, weight))",
         "sums = ops.stack((term, counted, weight))",
-        ANY,
+        programs("step"),
     ),
     "Model evaluates without the average": Fault(
         "model_step.py",
@@ -1010,18 +1060,31 @@ def copy_of_tree(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name)
 
 
-def finder(folder: Path, arguments: list[str]) -> str | None:
-    """Return the first test that fails in a tree; None if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", *arguments]
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+def _split(tests: str) -> list[str]:
+    """Return the single tests; their parameters may contain blanks."""
+    return re.split(r" (?=[\w/]+\.py)", tests)
+
+
+def failing(folder: Path, tests: str, core: int) -> str | None:
+    """Return the first of these tests that fails in a tree, on one core; None if all pass."""
+    named = [f"tests/{name}" for name in _split(tests)]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-n", "0", "-m", ""]
+    # Bytecode of a source that was changed twice in a second would be that of the first change.
+    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [*command, *named],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+    )
     if done.returncode == 0:
         return None
     found = re.search(r"^FAILED (\S+)|^ERROR (\S+::\S+)", done.stdout, re.MULTILINE)
-    if done.returncode not in (1, 2) or found is None:  # xdist interrupts itself with 2
-        raise RuntimeError(
-            f"pytest {' '.join(arguments)} ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr}"
-        )
+    if done.returncode != 1 or found is None:
+        raise RuntimeError(f"pytest {tests} ended with {done.returncode}: {done.stdout[-2000:]}{done.stderr}")
     return found[1] or found[2]
 
 
@@ -1032,7 +1095,7 @@ def build(folder: Path) -> None:
     )
 
 
-def find(folder: Path, fault: Fault) -> str | None:
+def find(folder: Path, fault: Fault, core: int) -> str | None:
     """Plant a fault in a tree, look for a test that fails, and take it out again."""
     path = folder / "ms_accum" / fault.file
     sound = path.read_text(encoding="utf-8")
@@ -1040,9 +1103,7 @@ def find(folder: Path, fault: Fault) -> str | None:
     try:
         if path.suffix == ".cc":
             build(folder)
-        named = [f"tests/{name}" for name in fault.tests.split()]
-        tries = [named, ["-m", "slow", *named], []]
-        return next(filter(None, (finder(folder, arguments) for arguments in tries)), None)
+        return failing(folder, fault.tests, core)
     finally:
         path.write_text(sound, encoding="utf-8")
         if path.suffix == ".cc":
@@ -1050,20 +1111,36 @@ def find(folder: Path, fault: Fault) -> str | None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Plant the faults that are named, or all; return 1 if no test finds one of them."""
+    """Plant the faults that are named, or all; return 1 if the tests do not find one of them, or fail without any."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", choices=[[], *FAULTS], help="a fault; default: all")
-    args = parser.parse_args(arguments)
-    missed = 0
-    with tempfile.TemporaryDirectory() as name:
-        copy_of_tree(Path(name))
-        print(f"| no fault | {finder(Path(name), []) or 'nothing fails'} |", flush=True)
-        for fault in args.names or FAULTS:
-            began = time.monotonic()
-            found = find(Path(name), FAULTS[fault])
-            missed += found is None
-            print(f"| {fault} | {found or 'NOT FOUND'} | {time.monotonic() - began:.0f} s |", flush=True)
-    return int(missed > 0)
+    names = parser.parse_args(arguments).names or list(FAULTS)
+    trees: queue.Queue[tuple[Path, int]] = queue.Queue()
+
+    def look(name: str | None) -> bool:
+        """Look for one fault, or run all tests without any; return whether the result is as it should be."""
+        (tree, core), began = trees.get(), time.monotonic()
+        try:
+            if name is None:
+                tests = dict.fromkeys(test for name in names for test in _split(FAULTS[name].tests))
+                found = failing(tree, " ".join(tests), core)
+                print(f"| no fault | {found or 'nothing fails'} | {time.monotonic() - began:.0f} s |", flush=True)
+                return found is None
+            found = find(tree, FAULTS[name], core)
+            print(f"| {name} | {found or 'NOT FOUND'} | {time.monotonic() - began:.0f} s |", flush=True)
+            return found is not None
+        finally:
+            trees.put((tree, core))
+
+    cores = sorted(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as root, ThreadPoolExecutor(len(cores)) as workers:
+        for core in cores:
+            folder = Path(root) / str(core)
+            copy_of_tree(folder)
+            trees.put((folder, core))
+        results = list(workers.map(look, [None, *names]))
+    print(f"{len(names)} faults, {sum(results[1:])} found")
+    return int(not all(results))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simulator import OPTIMIZERS, WIDTH, Fails, Settings, Simulator
+from simulator import OPTIMIZERS, WIDTH, Settings
 
 WAYS = ("driver", "step", "model", "accumulator", "loop", "cells")
 PLENTY = 400  # learning rates, one for each update
@@ -150,4 +150,3 @@ def _shown(argument):
         [f"{len(x)}x{c[0]:g}{'' if np.isfinite(x).all() and z.all() else '!'}" for x, z, c in one] for one in argument
     ]
     return " ".join("|".join(of_ranks) for of_ranks in rows)
-
