@@ -635,7 +635,12 @@ FAULTS = {
         "engine/test_stages.py::test_window_that_a_stage_skips_is_no_error_in_model[eager]",
     ),
     # Ranks
-    "the weight of a rank is lost": Fault("ranks/reduction.py", 'end["weight_sum"] = others[0]', "pass", RANKS),
+    "the weight of a rank is lost": Fault(
+        "ranks/reduction.py",
+        'end["weight_sum"] = others[0]',
+        "pass",
+        "ranks/test_group.py::test_ranks_train_like_one_process[eager-mean-3]",
+    ),
     "losses are not summed over the ranks": Fault(
         "ranks/reduction.py",
         'end["figures"] = others[1]\n',
@@ -652,43 +657,61 @@ FAULTS = {
         "ranks/reduction.py",
         "return ops.sqrt(self.all_reduce(ops.depend(squares, after))[0])",
         "return ops.sqrt(squares[0])",
-        "ranks/test_zero.py ranks",
+        "ranks/test_reduction.py::test_all_ranks_skip_an_overflow_in_one_part",
     ),
     "parts are those of rank 0": Fault(
-        "ranks/reduction.py", "self.all_reduce(rows)[self.rank]", "self.all_reduce(rows)[0]", RANKS
+        "ranks/reduction.py",
+        "self.all_reduce(rows)[self.rank]",
+        "self.all_reduce(rows)[0]",
+        "ranks/test_zero.py::test_sharded_optimizer_trains_like_the_unsharded",
     ),
     "a rank ends its window alone": Fault(
         "engine/graph_window.py",
         "            if not rank_status.ended():\n",
         "            if True:\n",
-        "ranks/test_agreement.py",
+        "ranks/test_agreement.py::test_ranks_with_fewer_micro_batches_take_part_in_all_windows",
     ),
     "the other ranks' left-out micro-batches are not counted": Fault(
-        "engine/nonfinite.py", "added = ops.assign_add(self.left_out, of_other_ranks)", "added = self.left_out", RANKS
+        "engine/nonfinite.py",
+        "added = ops.assign_add(self.left_out, of_other_ranks)",
+        "added = self.left_out",
+        "ranks/test_agreement.py::test_micro_batches_left_out_on_another_rank_are_reported",
     ),
     "all ranks draw the same masks": Fault(
-        "network/generators.py", "return seed & (1 << bits) - 1 | rank << bits", "return seed", RANKS
+        "network/generators.py",
+        "return seed & (1 << bits) - 1 | rank << bits",
+        "return seed",
+        "ranks/test_ranks_apart.py::test_seeds_of_rank_0_are_those_of_a_single_process[eager]",
     ),
     "terms divided by those of one rank": Fault(
-        "loss/terms.py", "gather_numbers(", "(lambda sums, group: sums.reshape(1, -1))(", "ranks/test_ranks_terms.py"
+        "loss/terms.py",
+        "gather_numbers(",
+        "(lambda sums, group: sums.reshape(1, -1))(",
+        "ranks/test_ranks_terms.py::test_window_in_which_nothing_counts_is_skipped_by_all",
     ),
     "coupled rows of one rank": Fault(
         "ranks/group.py",
         "    arrays = gather_arrays(rows, group)\n    return",
         "    arrays = [rows] * group.size\n    return",
-        "ranks/test_ranks_coupled.py",
+        "ranks/test_ranks_coupled.py::test_rows_of_any_type_are_gathered[eager]",
     ),
     "ranks begin with their own weights": Fault(
-        "ranks/agreement.py", "    broadcast(parameters)\n", "    pass\n", RANKS
+        "ranks/agreement.py",
+        "    broadcast(parameters)\n",
+        "    pass\n",
+        "ranks/test_group.py::test_all_ranks_start_from_the_weights_of_rank_0",
     ),
     "drift is not noticed": Fault(
         "ranks/agreement.py",
         "    if texts is None:\n        return\n    gathered",
         "    if True:\n        return\n    gathered",
-        RANKS,
+        "ranks/test_agreement.py::test_changed_weights_of_one_rank_are_detected",
     ),
     "weight 0 of a rank lets the others wait": Fault(
-        "training/runners.py", "            self._add_zeros()\n", "            pass\n", RANKS
+        "training/runners.py",
+        "            self._add_zeros()\n",
+        "            pass\n",
+        "ranks/test_reduction.py::test_micro_batches_of_weight_0_take_part",
     ),
     # Model
     "a tail in Model is not flushed": Fault(
@@ -786,7 +809,7 @@ FAULTS = {
         "training/window_of_batch.py",
         "[Tensor(array) if is_first(self._group) else zeros, *[zeros] * (count - 1)]",
         "[Tensor(array), *[zeros] * (count - 1)]",
-        "ranks/test_ranks_coupled.py",
+        "ranks/test_ranks_coupled.py::test_coupled_ranks_train_like_one_process[eager-trained]",
     ),
     # Planted blind, and found by no test then
     "a window of which all is left out updates by zeros": Fault(
