@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-RANKS = "ranks"
+ON_RANKS = "test_any_window.py::test_random_programs_on_two_ranks_match_the_simulator"
 
 
 def programs(way: str) -> str:
@@ -645,13 +645,13 @@ FAULTS = {
         "ranks/reduction.py",
         'end["figures"] = others[1]\n',
         'end["figures"] = zero if figures is None else figures\n',
-        RANKS,
+        ON_RANKS,
     ),
     "gradients in pieces lose the last one": Fault(
         "ranks/reduction.py",
         "return summed + last[:number], last[number:]",
         "return summed + gradients[start:], last[number:]",
-        RANKS,
+        ON_RANKS,
     ),
     "the norm of a part": Fault(
         "ranks/reduction.py",
@@ -1098,6 +1098,7 @@ def failing(folder: Path, tests: str, core: int) -> str | None:
         [*command, *named],
         cwd=folder,
         env=environment,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
