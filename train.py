@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     show("window", f"micro-batches {args.mini_steps}, rows of each {args.batch_size}, ranks {group.size}")
     show("run", f"epochs {epochs}, updates {updates:,}, {args.optimizer}, lr {args.lr:g}, in {folder.path}")
 
-    # The training state: weights, optimizer, the open window, the position in the data. A resumed run ends with the
+    # The training state, of a window's end: weights, optimizer, the position in the data. A resumed run ends with the
     # bytes of one that did not stop. After the first Ctrl-C or SIGTERM the run saves its state and stops.
     signals = Signals()
     states = Checkpointer(

@@ -11,7 +11,7 @@ from . import _check
 from .engine.config import resolve
 from .engine.coupled import objective_of
 from .engine.ema import Ema, check_not_applied
-from .engine.ends import TAILS, planned, sizes_of, warn_if_never_full, window_ends
+from .engine.ends import TAILS, Sizes, planned, sizes_of, warn_if_never_full
 from .engine.forward import check_network
 from .engine.nonfinite import SKIP_MICRO
 from .engine.stages import Stage
@@ -19,18 +19,18 @@ from .network.compiled import check_compile
 from .network.optimizers import check_scheduler, kind_of, warn_if_rate_vanishes
 from .network.runtime import tune
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of
-from .ranks.group import Group, check_together, group_of, is_first, total
+from .ranks.group import Group, group_of, is_first, total
 from .ranks.zero import ZeroOptimizer
-from .saving.checkpointer import NO_REQUESTS, Checkpointer
+from .saving.checkpointer import Checkpointer
 from .saving.files import absolute
 from .saving.model_file import check_path
 from .training.callbacks import callbacks_of
 from .training.data import Data
 from .training.evaluation import evaluation_of
-from .training.open_window import OpenWindow
 from .training.progress import progress
 from .training.record import is_not_finite, raise_not_finite
 from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of
+from .training.step import Step
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager, LossScaler
@@ -48,6 +48,9 @@ class GradientAccumulation:
     if micro-batches differ in size or the last window is short. A window whose gradient is not finite is skipped and
     counted in `skipped`; after 10 skipped windows in a row the run stops with an error.
 
+    The micro-batches of a window wait on the host until it is complete; then they are run, each with its share of the
+    window's weights. After an error or a stop inside a window everything is as at the end of the window before.
+
     Args:
         network (Cell): the network to train.
         loss_fn (Union[Cell, Callable, None]): returns a scalar loss from the network's output and all columns after the
@@ -58,8 +61,8 @@ class GradientAccumulation:
     Args: Windows and weights
         reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, as in the tutorial,
             or for losses that sum over rows. Default: ``"mean"``.
-        tail (str): what to do with a short last window: ``"flush"`` updates with it, ``"carry"`` continues it in the
-            next epoch, ``"drop"`` discards it. Default: ``"flush"``.
+        tail (str): what to do with a short last window: ``"flush"`` updates with it, ``"carry"`` lets its
+            micro-batches wait for the next epoch or call (or `flush`), ``"drop"`` discards it. Default: ``"flush"``.
         clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch: a number, or a function of its
             columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 skips the micro-batch. Default:
@@ -148,12 +151,13 @@ class GradientAccumulation:
             # The others of a window run again: a rank with one less would add sums of other micro-batches.
             rule, remedy = "False with several terms and nonfinite='skip_micro'", "Sum once per window."
             _check.raise_invalid(ValueError, _OWNER, "sync_every_micro_batch", rule, True, remedy)
+        leaves_out = nonfinite == SKIP_MICRO and objective.weight.weighs
         config = resolve(
             _OWNER,
             optimizer,
             objective.forward,
-            weighted=objective.weight.weighs,
-            weighs_loss=True,
+            weighted=leaves_out,  # otherwise the shares add up to 1, and nothing divides
+            shares=True,
             clip_norm=clip_norm,
             group=group,
             sync_every_micro_batch=sync_every_micro_batch,
@@ -176,7 +180,8 @@ class GradientAccumulation:
             equal_on_ranks |= {} if objective.terms is None else objective.terms.facts
             equal_on_ranks |= facts_of(optimizer, objective.forward, scheduler)
             agree_and_broadcast(_OWNER, self._group, equal_on_ranks, optimizer, objective.forward)
-        self._window = OpenWindow(objective, config, scheduler=scheduler)
+        self._step = Step(objective, config, scheduler=scheduler)
+        self._waiting: list[tuple] = []  # micro-batches of a tail that is carried
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
@@ -239,37 +244,43 @@ class GradientAccumulation:
                 Default: the tutorial's name, ``gradient_accumulation.ckpt``.
             checkpointer (Optional[Checkpointer]): saves training states, and resumes a run. A run that
                 ``nonfinite="raise"`` ended resumes after the window that was not finite; with a `ZeroOptimizer` on
-                several ranks, from the last state saved before. Default: ``None``.
+                several ranks, from the last state saved before. Not while micro-batches of an earlier call wait.
+                Default: ``None``.
 
         Raises:
             TypeError: If an argument has the wrong type.
             ValueError: If an argument is out of range, the dataset is empty, or no window would ever fill.
-            RuntimeError: If the window size changes inside a window, gradients stay non-finite, or ranks differ
-                or drift apart.
+            RuntimeError: If micro-batches of an earlier call wait and this call can't continue their window, gradients
+                stay non-finite, or ranks differ or drift apart.
             CheckpointError: If the state to resume can't be read, or belongs to another run.
             Stopped: If the `checkpointer` received a request to stop; the state is saved.
         """
-        window = self._window
+        step, sizes = self._step, None
         epochs = epochs_of(epoch, initial_epoch)
         if max_updates is not None:
             _check.positive_int("train_process", "max_updates", max_updates)
-        ends = window_ends("train_process", mini_steps, micro_batch_size, lambda: window.updates)
-        sizes = None if mini_steps is None else sizes_of("train_process", "mini_steps", mini_steps)
+        if (mini_steps is None) == (micro_batch_size is None):
+            raise ValueError(
+                f"For 'train_process', one of 'mini_steps' and 'micro_batch_size' must be given, but got {mini_steps} "
+                f"and {micro_batch_size}. Give 'mini_steps' if the dataset yields micro-batches."
+            )
+        if micro_batch_size is not None:
+            micro_batch_size = _check.positive_int("train_process", "micro_batch_size", micro_batch_size)
+        else:
+            sizes = sizes_of("train_process", "mini_steps", mini_steps)
+        self._check_waiting(sizes, checkpointer)
         batches = Data(train_dataset).batches
-        now = {"open_micro_batches": window.micro_batches, "updates": window.updates}
+        now = {"open_micro_batches": self.micro_batches, "updates": self.updates}
         updates = planned("train_process", batches, sizes, self._tail, epochs, **now)  # a resumed run may have another
         if is_first(self._group):
-            warn_if_rate_vanishes("train_process", window.scheduler, updates)
+            warn_if_rate_vanishes("train_process", step.scheduler, updates)
             if self._tail == "flush" and sizes is not None and batches is not None:
                 warn_if_never_full("train_process", sizes, batches)
-        in_step = window.config.summing.of_micro_batch is not None
-        check_together("train_process", self._group, updates, splits_in_step=in_step and sizes is None)
-        window.check_saved(self._tail if checkpointer else "")
         if ckpt_path is not None:
             check_path("train_process", ckpt_path, self._network)
         if self._group is not None:
             arguments = arguments_equal_on_ranks(valid_dataset, metrics, eval_every, checkpointer, callbacks)
-            arguments["'max_updates'"] = max_updates
+            arguments |= {"'max_updates'": max_updates, "'mini_steps'": sizes and sizes.settings}
             agree("train_process", self._group, arguments, dict.fromkeys(arguments, SAME_ON_ALL))
         reports = callbacks_of("train_process", "report", progress() if report is None else report)
         plan = Plan(
@@ -278,17 +289,34 @@ class GradientAccumulation:
             max_updates=max_updates,
             data=Data(train_dataset, self._group.size if self._group else 1),
             sizes=sizes,
-            ends=ends,
             micro_batch_size=micro_batch_size,
             tail=self._tail,
             settings=self._settings,
             reports=reports if is_first(self._group) else (),
             callbacks=callbacks_of("train_process", "callbacks", callbacks),
             states=checkpointer,
-            evaluate=evaluation_of(window, valid_dataset, metrics, eval_every),
+            evaluate=evaluation_of(step, valid_dataset, metrics, eval_every),
             ckpt_path=None if ckpt_path is None else absolute(ckpt_path),
         )
-        Run(self._network, window, plan).train()
+        self._settings_of_waiting = sizes and sizes.settings
+        Run(self._network, step, self._waiting, plan).train()
+
+    def _check_waiting(self, sizes: Sizes | None, checkpointer: Checkpointer | None) -> None:
+        """Clear what an earlier call left over, or raise an error if this call can't continue it."""
+        if self._tail != "carry":
+            self._waiting.clear()
+        if not self._waiting:
+            return
+        held = f"{_check.quantity(len(self._waiting), 'micro-batch')} of an earlier call that tail='carry' left over"
+        if checkpointer is not None:
+            raise RuntimeError(
+                f"For 'train_process', a training state can't contain {held}. Call 'flush()' or 'clear()' first."
+            )
+        if sizes is None or sizes.settings != self._settings_of_waiting:
+            raise RuntimeError(
+                f"For 'train_process', the size of windows can't change while one holds {held}. "
+                "Call 'flush()' or 'clear()' first."
+            )
 
     def planned_updates(
         self,
@@ -320,51 +348,53 @@ class GradientAccumulation:
         if total([self.micro_batches], self._group) == [0]:
             return False
         check_not_applied("flush", self.ema)
-        ended = self._window.end(NO_REQUESTS)
-        if self._window.raises and is_not_finite(ended.grad_norm, ended.overflow, ended.samples):
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        ended: Any = self._step.run(self._step.share(waiting))
+        if self._step.raises and is_not_finite(ended.grad_norm, ended.overflow, ended.samples):
             raise_not_finite("the open window")
         return ended.updated
 
     def clear(self) -> None:
-        """Discard the micro-batches of an open window."""
-        self._window.clear()
+        """Discard the micro-batches that ``tail="carry"`` left over."""
+        self._waiting.clear()
 
     @property
     def micro_batches(self) -> int:
-        """int, the number of micro-batches in the open window."""
-        return self._window.micro_batches
+        """int, the number of micro-batches that wait for their window to be complete, with ``tail="carry"``."""
+        return len(self._waiting)
 
     @property
     def updates(self) -> int:
         """int, the number of updates so far."""
-        return self._window.updates
+        return self._step.updates
 
     @property
     def skipped(self) -> int:
         """int, the number of windows without an update: gradient not finite, or all weights 0."""
-        return self._window.skipped
+        return self._step.skipped
 
     @property
     def updated(self) -> bool:
-        """bool, whether the last micro-batch ended a window and updated the parameters."""
-        return self._window.updated
+        """bool, whether the last window updated the parameters."""
+        return self._step.updated
 
     @property
     def ema(self) -> Ema | None:
         """Optional[Ema], the average of the weights."""
-        return self._window.config.ema
+        return self._step.config.ema
 
     @property
     def loss_scale(self) -> float:
         """float, the current loss scale; 1 if there is none."""
-        return self._window.config.loss_scale
+        return self._step.config.loss_scale
 
     @property
     def overflows(self) -> int:
         """int, the number of windows that overflowed, so that the dynamic loss scale was lowered."""
-        return self._window.config.overflows
+        return self._step.config.overflows
 
     @property
     def left_out(self) -> int:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self._window.config.left_out
+        return self._step.config.left_out

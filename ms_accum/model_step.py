@@ -13,7 +13,7 @@ from mindspore import Tensor, nn, ops
 from mindspore.train import Callback, RunContext
 
 from . import _check
-from .engine.config import WindowConfig, resolve
+from .engine.config import resolve
 from .engine.ema import Ema, averaged, check_not_applied
 from .engine.ends import is_full, sizes_of
 from .engine.forward import Forward, check_network
@@ -23,17 +23,18 @@ from .engine.nonfinite import RAISE, SKIP_MICRO, SKIP_WINDOW
 from .engine.stages import Stage
 from .loss.known_losses import runnable
 from .loss.objective import Objective
-from .loss.terms import Terms, terms_of, weighed
+from .loss.terms import terms_of, weighed
 from .network import tree
 from .network.calls import call
 from .network.compiled import Compiled, check_compile
+from .network.parameters import copied
 from .network.runtime import tune
 from .network.state import state, unique_name, untracked
 from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate_facts
 from .ranks.group import Group, group_of, total
 from .ranks.zero import ZeroOptimizer
 from .training.record import SKIPPED_IN_A_ROW
-from .training.window_of_terms import WindowOfTerms
+from .training.shares import SeveralTerms, shared
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager, LossScaler
@@ -200,7 +201,7 @@ class AccumulatedTrainStep(Compiled):
         self._eval_network = (evaluates(network, loss_fn, self.average, self.compiles),)
         self.resumed = False
         """bool, whether the open window has just been loaded from a training state."""
-        self._collecting = None if terms is None else _Collecting(self, terms, self._objective, config)
+        self._collecting = None if terms is None else _Collecting(self, self._objective)
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
         if sizes.constant != 1:
             self._objective.warn(training=True)  # `Model` sets it, for all layers
@@ -211,11 +212,14 @@ class AccumulatedTrainStep(Compiled):
         self._objective.check_micro_batch(columns, self.window.sizes.constant == 1, self.optimizer.parameters)
         try:
             if self._collecting is not None:
-                return self._collecting.take(columns)
-            return super().__call__(Tensor(self._objective.weight.of(columns), ms.float32), *columns)
+                loss = self._collecting.take(columns)
+            else:
+                loss = super().__call__(Tensor(self._objective.weight.of(columns), ms.float32), *columns)
         except Exception as error:
             self._objective.raise_in_one_line(error)
             raise
+        self._objective.ran()
+        return loss
 
     def construct(self, *inputs: Any) -> Any:
         if self.loss_and_gradients.has_terms:
@@ -357,12 +361,12 @@ class AccumulatedTrainStep(Compiled):
     @property
     def collected(self) -> int:
         """int, those of them that have not been run, because the loss has several terms."""
-        return 0 if self._collecting is None else len(self._collecting.losses)
+        return 0 if self._collecting is None else len(self._collecting.micro_batches)
 
     @property
     def terms(self) -> dict[str, float]:
         """dict, the mean of each term of the loss in the last window, without those that counted nothing."""
-        return {} if self._collecting is None else self._collecting.means
+        return {} if self._collecting is None else dict(self._collecting.means)
 
     @property
     def updates(self) -> int:
@@ -405,82 +409,55 @@ class _Collecting:
 
     Args:
         step (AccumulatedTrainStep): the step, whose graph counts micro-batches and ends the window.
-        terms (Terms): the terms.
         objective (Objective): the network and the terms.
-        config (WindowConfig): what a window works with.
     """
 
-    def __init__(self, step: AccumulatedTrainStep, terms: Terms, objective: Objective, config: WindowConfig):
-        self._step, self._terms = step, terms
-        self._windows = WindowOfTerms(objective, _Graph(step), config, lambda: step.updates)
+    def __init__(self, step: AccumulatedTrainStep, objective: Objective):
+        self._step, self._objective = step, objective
+        terms: Any = objective.terms
+        self._terms = SeveralTerms(terms, lambda: step.updates, half=False)
         self._last = Tensor(0.0, ms.float32)
-        self.losses: list[Any] = []
-        """list, the losses of the collected micro-batches."""
+        self.micro_batches: list[tuple] = []
+        """list, the columns of the collected micro-batches."""
         self.left = 0
         """int, the number of micro-batches after which the window ends even if it is not full."""
-        self.means: dict[str, float] = {}
-        """dict, the mean of each term in the last window."""
+        self.means: Mapping[str, float] = {}
+        """Mapping, the mean of each term in the last window."""
 
     def take(self, columns: tuple) -> Tensor:
         """Collect a micro-batch, and run the window if it is the last; return the loss of the last complete window."""
-        if not self.losses:
+        if not self.micro_batches:
             ops.assign(self._step.window.updated, Tensor(False))
-        self.losses.append(self._windows.add(columns, self._terms.counted(columns), False))
+        self.micro_batches.append(tuple(map(copied, columns)))  # loaders reuse their buffers
         self.left -= 1
-        if is_full(len(self.losses), int(self._step.window.size.asnumpy())) or self.left == 0:
+        if is_full(len(self.micro_batches), int(self._step.window.size.asnumpy())) or self.left == 0:
             self.run()
         return self._last
 
     def run(self) -> None:
         """Run the collected micro-batches."""
-        losses, self.losses = self.losses, []
-        if not losses:
+        micro_batches, self.micro_batches = self.micro_batches, []
+        if not micro_batches:
             return
         try:
-            is_empty = bool(self._windows.end(None))
+            window = shared(micro_batches, self._objective, (), self._step.group, keep_empty=True)
+            if not self._terms.updates(window):  # nothing in it counts
+                self._step.skip_empty(len(micro_batches))
+                self.means, self._last = {}, Tensor(0.0, ms.float32)
+                return
+            for _, inputs in self._terms.inputs(window):
+                sums = Compiled.__call__(self._step, *inputs)  # of the window so far, over all ranks if this ends it
         except BaseException:  # also Ctrl-C: a part of the window may be in the accumulators
             self._step.window.clear()
             self._step.clear()
             raise
-        if is_empty:  # nothing in it counts
-            self._step.skip_empty(len(losses))
-            self.means, self._last = {}, Tensor(0.0, ms.float32)
-            return
-        loss, *means = losses[-1].asnumpy().tolist()
-        self._last = Tensor(loss, ms.float32)
-        self.means = {name: mean for name, mean, counts in zip(self._terms.names, means, losses[-1].counts) if counts}
+        loss, *means = sums.asnumpy().tolist()
+        self._last, self.means = Tensor(loss, ms.float32), self._terms.terms(means, window)
 
     def clear(self) -> None:
         """Discard the window, and what is known of the last one."""
-        self._windows.clear()
-        self.losses, self.left = [], 0
+        self.micro_batches, self.left = [], 0
         self.means, self._last = {}, Tensor(0.0, ms.float32)
-
-
-class _Graph:
-    """Runs micro-batches of complete windows in the graph of a step, which ends windows by itself.
-
-    Args:
-        step (AccumulatedTrainStep): the step.
-    """
-
-    accumulators: dict[str, Any] = {}
-
-    def __init__(self, step: AccumulatedTrainStep):
-        self._step = step
-
-    def add(self, inputs: tuple, weight: None, last: bool) -> Any:
-        """Run a micro-batch; return the sums of its window so far, over all ranks if this has ended it."""
-        del weight, last
-        return Compiled.__call__(self._step, *inputs)
-
-    def end(self, scalars: None) -> tuple:
-        """Return nothing: the graph has ended the window, or `flush` will."""
-        del scalars
-        return ()
-
-    def clear(self) -> None:
-        """Do nothing: the step discards what its graph has added."""
 
 
 class _Evaluate(Compiled):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from itertools import count
 from pathlib import Path
 
 import mindspore as ms
@@ -87,10 +86,10 @@ def train(model, data, mini_steps=N, epochs=2, **options):
 
 
 def final_state_of(model):
-    parameters = values(model._window.optimizer.get_parameters())
+    parameters = values(model._step.optimizer.get_parameters())
     return {
         "parameters": [array.tolist() for array in parameters],
-        "digest": digest(model._window.optimizer.get_parameters()),
+        "digest": digest(model._step.optimizer.get_parameters()),
     }
 
 
@@ -156,47 +155,91 @@ def flushed(group):
 
 
 def stopped_at_tails(group):
-    """No window fills; the last rank asks to stop once, in the second epoch."""
-    asked = count(1)
-    states = Checkpointer(Path(sys.argv[1]) / "tails", stop=lambda: group.rank == group.size - 1 and next(asked) == 6)
-    model = driver_of(network_of())
+    """No window fills; the last rank asks to stop in the second epoch."""
+    model, is_last = driver_of(network_of()), group.rank == group.size - 1
+    states = Checkpointer(Path(sys.argv[1]) / "tails", stop=lambda: is_last and model.updates == 1)
     with contextlib.suppress(Stopped):
         train(model, even_data(group)[:4], 9, epochs=6, checkpointer=states)
     return model.updates
 
 
-def bad_on_one_rank(group):
-    """The last rank sees NaN in its second window."""
-    data = even_data(group)
-    if group.rank == group.size - 1:
-        x, y = data[N]
-        data[N] = (Tensor(np.full(x.shape, np.nan, np.float32)), y)
-    model = driver_of(network_of())
-    before = []
-    window = model._window.end
-    model._window.end = lambda *requests: before.append(final_state_of(model)["digest"]) or window(*requests)
-    train(model, data, epochs=1)
-    return {"digests": [*before, final_state_of(model)["digest"]], "skipped": model.skipped, "updates": model.updates}
+# Micro-batches of each rank: rank 0 has none in the last window, and a short one before it.
+SHARDS = (5, 7)
 
 
-def another_number_of_windows(group):
-    data = even_data(group)
-    model = driver_of(network_of())
+def uneven_data(rank):
+    """Return a rank's micro-batches, of uneven numbers of rows."""
+    return batches(np.random.RandomState(30 + rank), (8, 5, 8, 3, 8, 8, 5)[: SHARDS[rank]])
+
+
+class OfUnknownSize:
+    """Batches without `__len__`."""
+
+    def __init__(self, data):
+        self.data = data
+
+    def __iter__(self):
+        return iter(self.data)
+
+
+def weights_of(model):
+    weights = model._step.optimizer.parameters
+    return {"parameters": [array.tolist() for array in values(weights)], "digest": digest(weights)}
+
+
+def uneven(group, make_data=list, **options):
+    """Ranks with other numbers of windows."""
+    model, watch = driver_of(network_of(seed=1 + group.rank), clip_norm=0.5, **options), Recorder()
+    records = train(model, make_data(uneven_data(group.rank)), callbacks=watch)
+    return {**weights_of(model), "records": records, "planned": watch.planned}
+
+
+def sharded_momentum(parameters, rate, momentum):
+    return ZeroOptimizer(lambda parts: nn.Momentum(parts, rate, momentum), parameters)
+
+
+def batches_to_split(rank):
+    """Return complete batches: rank 0 has one more."""
+    return batches(np.random.RandomState(40 + rank), (7, 3, 5)[rank:])
+
+
+def split(group):
+    """Complete batches that are split, into other numbers of micro-batches on each rank, of which each is summed."""
+    data = batches_to_split(group.rank)
+    model = driver_of(network_of(seed=1 + group.rank), clip_norm=0.5, sync_every_micro_batch=True)
+    records = train(model, data, None, micro_batch_size=2 + group.rank)
+    return {**weights_of(model), "records": records}
+
+
+def uneven_and_resumed(group):
+    """A state is saved at each window's end, and a run is resumed from each of them."""
+    folder, models = Path(sys.argv[1]) / "uneven", []
+    train(driver_of(network_of()), uneven_data(group.rank), checkpointer=Checkpointer(folder, every=1, keep=9))
+    for number in range(1, 7):
+        total([0], group)
+        state = folder / f"state-{number:08}.safetensors"
+        models.append(driver_of(network_of(seed=9)))
+        states = Checkpointer(folder.with_name(f"uneven {number}"), resume=state)
+        train(models[-1], uneven_data(group.rank), checkpointer=states)
+    return [[model.updates, final_state_of(model)["digest"]] for model in models]
+
+
+def carried_and_resumed(group):
+    """Tails that are carried: saved inside a window of two epochs, resumed, and refused if the ranks' tails differ."""
+    data, folder, seen = even_data(group)[:4], Path(sys.argv[1]) / "carried", []
+    for options in ({}, {"max_updates": 1, "checkpointer": Checkpointer(folder)}, {"checkpointer": None}):
+        if "checkpointer" in options and options["checkpointer"] is None:
+            total([0], group)
+            options = {"checkpointer": Checkpointer(folder, resume="auto")}
+        model = driver_of(network_of(), tail="carry")
+        train(model, data, epochs=3, **options)
+        seen.append([model.updates, final_state_of(model)["digest"]])
     try:
-        train(model, data if group.rank == 0 else data[:N])
+        states = Checkpointer(folder.with_name("refused"))
+        train(driver_of(network_of(), tail="carry"), data[group.rank :], checkpointer=states)
     except RuntimeError as error:
-        return str(error)
-
-
-def refused(group):
-    messages = []
-    for data, options in ((iter(even_data(group)), {}), (even_data(group), {"tail": "carry"})):
-        try:
-            states = Checkpointer(Path(sys.argv[1]) / "refused") if options else None
-            train(driver_of(network_of(), **options), data, checkpointer=states)
-        except ValueError as error:
-            messages.append(str(error))
-    return messages
+        seen.append(str(error))
+    return seen
 
 
 def shards(group):
@@ -215,9 +258,8 @@ def stopped_and_resumed(group):
     folder = Path(sys.argv[1]) / "states"
     uninterrupted = driver_of(network_of())
     train(uninterrupted, even_data(group))
-    asked = count(1)
-    stop = (lambda: next(asked) >= N + 2) if group.rank == group.size - 1 else None
     first, message = driver_of(network_of()), None
+    stop = (lambda: first.updates == 1) if group.rank == group.size - 1 else None
     try:
         train(first, even_data(group), checkpointer=Checkpointer(folder, stop=stop))
     except Stopped as stopped:
@@ -254,7 +296,7 @@ def adam_driver(zero):
 
 
 def complete_state_of(model):
-    state = RunState(model._network, model._window).parameters()
+    state = RunState(model._network, model._step).parameters()
     return {name: parameter.asnumpy().tolist() for name, parameter in state.items()}
 
 
@@ -264,9 +306,8 @@ def sharded(group):
     for model in models:
         train(model, own_data(group))
     states = [complete_state_of(model) for model in models]
-    asked = count(1)
     with contextlib.suppress(Stopped):
-        stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
+        stop = {"stop": lambda: True} if group.rank == 0 else {}
         train(adam_driver(zero=True), own_data(group), checkpointer=Checkpointer(folder, **stop))
     total([0], group)
     resumed = adam_driver(zero=False)
@@ -276,7 +317,7 @@ def sharded(group):
     train(again, own_data(group), epochs=3, checkpointer=saved)
     plain = adam_driver(zero=False)
     train(plain, own_data(group), epochs=3)
-    kept = [own for own in models[1]._window.optimizer.inner.get_parameters() if own.name.startswith("moment1.")]
+    kept = [own for own in models[1]._step.optimizer.inner.get_parameters() if own.name.startswith("moment1.")]
     return {
         "plain": states[0],
         "sharded": states[1],
@@ -294,8 +335,12 @@ def run_scenarios(group):
         "own weights": own_weights(group),
         "flushed": on_host(flushed, group),
         "tails": on_host(stopped_at_tails, group),
-        "windows": on_host(another_number_of_windows, group),
-        "refused": on_host(refused, group),
+        "uneven": on_host(uneven, group),
+        "uneven in step": on_host(uneven, group, OfUnknownSize, sync_every_micro_batch=True),
+        "uneven zero 2": on_host(uneven, group, make=sharded_momentum, sync_every_micro_batch=True),
+        "split": on_host(split, group),
+        "uneven and resumed": on_host(uneven_and_resumed, group),
+        "carried": on_host(carried_and_resumed, group),
         "shards": on_host(shards, group),
         "resumed": on_host(stopped_and_resumed, group),
         "zero": on_host(sharded, group),

@@ -173,7 +173,7 @@ def drifted(group):
 
     def driver(change):
         model = ranks.driver_of(ranks.network_of())
-        error = error_of(lambda: ranks.train(model, data, 2, 3, callbacks=Sets(change(model._window.optimizer))))
+        error = error_of(lambda: ranks.train(model, data, 2, 3, callbacks=Sets(change(model._step.optimizer))))
         return [error, model.updates]
 
     def accumulator(change):
@@ -286,7 +286,7 @@ def ended_inside_epoch(group):
     def train(**options):
         model = ranks.driver_of(ranks.network_of())
         ranks.train(model, ranks.even_data(group)[:4], 2, **options)
-        return [model.updates, digest(model._window.optimizer.parameters)]
+        return [model.updates, digest(model._step.optimizer.parameters)]
 
     folder = FOLDER / "ended"
     ended = train(max_updates=3, checkpointer=Checkpointer(folder))

@@ -46,6 +46,17 @@ def trained_by(group, zero=False, **options):
     }
 
 
+def another_number(group):
+    """The last rank has a window less."""
+    network = towers.Towers()
+    model = GradientAccumulation(network, CoupledLoss(towers.Tempered(), 2), nn.SGD(network.trainable_params(), 1.0))
+    data = data_of(group.rank)
+    try:
+        ranks.train(model, data[:N] if group.rank == group.size - 1 else data, N)
+    except RuntimeError as error:
+        return [str(error), model.updates]
+
+
 def gathered(group):
     """Rows of types and bytes that no sum would leave alone, and of another number on each rank."""
     rows = [np.full((2 + group.rank, 3), value, kind) for value, kind in ((-1, np.int32), (group.rank, np.uint8))]
@@ -58,5 +69,6 @@ def run_scenarios(group):
         "trained": ranks.on_host(trained_by, group),
         "in step": ranks.on_host(trained_by, group, sync_every_micro_batch=True),
         "zero": ranks.on_host(trained_by, group, zero=True, sync_every_micro_batch=True),
+        "another number": ranks.on_host(another_number, group),
         "gathered": gathered(group),
     }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from itertools import combinations, count
+from itertools import combinations
 from pathlib import Path
 
 import mindspore as ms
@@ -131,8 +131,7 @@ def narrow(group, zero, **options):
 
 
 def stopped(group, folder):
-    asked = count(1)
-    stop = {"stop": lambda: next(asked) >= N} if group.rank == 0 else {}
+    stop = {"stop": lambda: True} if group.rank == 0 else {}
     model = driver_of(True, **IN_STEP)
     with contextlib.suppress(Stopped):
         ranks.train(model, even(group), checkpointer=Checkpointer(folder, **stop))
@@ -168,30 +167,6 @@ def bad_on_one(group, zero):
     model = driver_of(zero, **IN_STEP)
     ranks.train(model, data, epochs=1)
     return {"counts": [model.updates, model.skipped], "state": ranks.complete_state_of(model)}
-
-
-def refused(group):
-    """Micro-batches of which one rank may have more."""
-    messages = []
-    data = even(group)
-    fewer = data if group.rank else data[:-1]
-    folder = Path(sys.argv[1]) / "refused"
-    driver_of(False, **IN_STEP).train_process(
-        1, data, 9, report=(), ckpt_path=None, checkpointer=Checkpointer(folder, every=1)
-    )
-    total([0], group)
-    tries = (
-        (fewer, {"mini_steps": 9}),
-        (data, {"micro_batch_size": 3}),
-        (data, {"mini_steps": 2 if group.rank else 3}),
-        (fewer, {"mini_steps": 9, "checkpointer": Checkpointer(folder, resume="auto")}),
-    )
-    for own, options in tries:
-        try:
-            driver_of(False, **IN_STEP).train_process(2, own, report=(), ckpt_path=None, **options)
-        except (RuntimeError, ValueError) as error:
-            messages.append(str(error))
-    return messages
 
 
 def misused(group):
@@ -282,7 +257,6 @@ def run_scenarios(group):
         "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
         "resumed": on_host(resumed, group),
         "scattered": on_host(scattered, group),
-        "refused": on_host(refused, group),
         "misused": on_host(misused, group),
         "sent": sent(group),
         "pieces": in_pieces(group),

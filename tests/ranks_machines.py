@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from itertools import count
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -39,9 +38,8 @@ def resumed(group, folder):
     data = even_data(group)
     complete = adam_driver(zero=True)
     train(complete, data)
-    asked = count(1)
-    stop = (lambda: next(asked) > N) if group.rank == group.size - 1 else None
     first = adam_driver(zero=True)
+    stop = (lambda: first.updates == 1) if group.rank == group.size - 1 else None
     with contextlib.suppress(Stopped):
         train(first, data, checkpointer=Checkpointer(folder, stop=stop))
     total([0], group)  # no rank looks for the state before it is saved

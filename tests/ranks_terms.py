@@ -10,10 +10,10 @@ from mindspore import nn
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
-import ms_accum.training.window_of_terms
 import ranks
 import several_terms
 from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation, Terms, ZeroOptimizer
+from ms_accum.training import shares
 from reference import digest
 
 N = 2
@@ -98,18 +98,18 @@ class _Watch(Callback):
 
 
 def exchanges(group):
-    """How often the host sums over the ranks in a run of two windows: once for the divisors of each."""
-    counted, summed = [], ms_accum.training.window_of_terms.summed
+    """How many numbers the host gathers in a run of two windows: once for each, and once when all data are over."""
+    counted, gather = [], shares.gather_numbers
 
-    def count(rows, size, of):
-        counted.append(size)
-        return summed(rows, size, of)
+    def count(numbers, of):
+        counted.append(len(numbers))
+        return gather(numbers, of)
 
-    ms_accum.training.window_of_terms.summed = count
+    shares.gather_numbers = count
     try:
         trained_by(group)
     finally:
-        ms_accum.training.window_of_terms.summed = summed
+        shares.gather_numbers = gather
     return counted
 
 

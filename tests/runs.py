@@ -33,8 +33,8 @@ def adam_with_schedule(network):
 class Run:
     """One process's life: a new network, a new optimizer, a new driver."""
 
-    def __init__(self, make_optimizer=momentum, features=6, **options):
-        network = network_of(features)
+    def __init__(self, make_optimizer=momentum, features=6, make_network=network_of, **options):
+        network = make_network(features)
         self.optimizer = make_optimizer(network)
         reduction = options.get("reduction", "mean")
         loss = cross_entropy(reduction)
@@ -42,9 +42,13 @@ class Run:
         self.recorder = Recorder()
 
     def spoil(self):
-        """Leave nothing of what was trained, nor of what was recorded."""
-        for parameter in self.optimizer.get_parameters():
+        """Leave nothing of what was trained, nor of what was recorded or waits."""
+        network = self.model._network
+        for parameter in {
+            id(each): each for each in (*self.optimizer.get_parameters(), *network.get_parameters())
+        }.values():
             ops.assign(parameter, ops.full_like(parameter, 7))
+        self.model.clear()
         self.recorder = Recorder()
 
     def train(self, dataset, mini_steps=None, epochs=2, states=None, **options):
@@ -84,10 +88,13 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir() if path.name != ".lock")
 
 
-def stop_after(micro_batches):
-    """Return a function that requests a stop after this number of micro-batches."""
+def stop_after(asked):
+    """Return a function that requests a stop when it has been asked this number of times.
+
+    The driver asks after it has read a micro-batch, when it has read a window, between its micro-batches, and after it.
+    """
     count = itertools.count(1)
-    return lambda: next(count) == micro_batches
+    return lambda: next(count) == asked
 
 
 def stopped_and_resumed(folder, stops, make, dataset, *arguments, **options):

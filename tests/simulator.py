@@ -126,6 +126,7 @@ class Simulator:
     def __init__(self, settings):
         self.settings = settings.of_size(settings.size)
         self.has_terms = settings.weight == "terms"
+        self.waits = self.has_terms or settings.way == "driver"  # then a window runs when it is complete
         self.w, self.optimizer_state = np.zeros(WIDTH), {}
         self.updates = self.skipped = self.left_out = self.overflows = self.in_a_row = self.good = 0
         self.average, self.averaged = np.zeros(WIDTH), 0
@@ -178,10 +179,12 @@ class Simulator:
             size = len(columns[0]) if self.settings.splits else self.settings.size_after(self.updates)
             self.window = size * self.settings.ranks
         self.open.append(self.evaluated(columns))
-        self.updated = False
-        if self.has_terms:  # such a window runs when it ends
+        by_user = self.has_terms and self.settings.way in ("accumulator", "loop")
+        if self.settings.way != "driver" and not by_user:  # these say it of the last window
+            self.updated = False
+        if self.has_terms:
             self.losses.append(self.last_loss)
-        else:
+        elif not self.waits:
             self.left_out += self.open[-1].left_out
             total, weights = self._losses()
             self.losses.append(total / weights if weights else 0.0)
@@ -224,7 +227,7 @@ class Simulator:
 
     def end(self, number=0):
         """End the window; `number` is that of its last micro-batch in the epoch, for what the record calls bad."""
-        if self.has_terms:
+        if self.waits:
             self.open = [self.evaluated(each.columns) for each in self.open]
             self.left_out += sum(each.left_out for each in self.open)
         with np.errstate(all="ignore"):

@@ -384,9 +384,7 @@ def check_numbers(simulator, system):
     }
     if system.system is not None:
         scale = simulator.scale if system.settings.scale is not None else 1.0
-        expected |= {"overflows": simulator.overflows, "scale": scale}
-        if not system.window:  # a micro-batch that waits has not been seen
-            expected["updated"] = simulator.updated
+        expected |= {"updated": simulator.updated, "overflows": simulator.overflows, "scale": scale}
     numbers = system.numbers
     if system.group is not None and system.settings.tail != "flush":
         expected["left_out"] = numbers["left_out"]  # those of the other ranks are known when a window ends

@@ -294,7 +294,7 @@ def trained(make, use_native, monkeypatch, *, steps=4, data=None, **options):
     optimizer = make(network.trainable_params())
     model = GradientAccumulation(network, cross_entropy(), optimizer, check="off", **options)
     run(model, data or batches(rng, [8] * (2 * steps)), 2)
-    assert has_stage(NativeUpdate, model._window._runner._window.boundary) == (use_native == "1")
+    assert has_stage(NativeUpdate, model._step._runner([]).window.boundary) == (use_native == "1")
     return model, {parameter.name: parameter.asnumpy() for parameter in optimizer.get_parameters()}
 
 
@@ -379,8 +379,8 @@ def test_other_optimizers_are_left_to_mindspore(name, monkeypatch):
     monkeypatch.setenv(native.SWITCH, "1")
     network = Layers()
     model = GradientAccumulation(network, cross_entropy(), LEFT_TO_MINDSPORE[name](network.trainable_params()))
-    model._window.open(2)
-    window = model._window._runner._window
+    model._step.open(2)
+    window = model._step._runner([]).window
     assert not has_stage(NativeUpdate, window.boundary) and window.kernels.library is not None
 
 
@@ -520,7 +520,7 @@ def test_sparse_gradients_in_step_of_the_users(monkeypatch):
 
 def test_hook_after_the_first_run_is_an_error(monkeypatch, rng):
     model, _ = trained(OPTIMIZERS["Momentum"][0], "1", monkeypatch, steps=1)
-    model._window.optimizer.register_forward_pre_hook(unchanged)
+    model._step.optimizer.register_forward_pre_hook(unchanged)
     with pytest.raises(RuntimeError, match="Use a new GradientAccumulation"):
         run(model, batches(rng, [8, 8]), 2)
 
@@ -530,9 +530,9 @@ def test_flags_of_decay_are_read_in_each_graph(monkeypatch, rng):
     results = []
     for use_native in ("0", "1"):
         model, _ = trained(lambda p: nn.Momentum(p, 0.1, 0.9, weight_decay=0.5), use_native, monkeypatch, steps=1)
-        model._window.optimizer.decay_flags = (False,) * len(model._window.optimizer.decay_flags)
+        model._step.optimizer.decay_flags = (False,) * len(model._step.optimizer.decay_flags)
         run(model, batches(np.random.RandomState(2), [8, 8]), 2)
-        results.append([parameter.asnumpy() for parameter in model._window.optimizer.parameters])
+        results.append([parameter.asnumpy() for parameter in model._step.optimizer.parameters])
     assert all(map(np.array_equal, *results))
 
 

@@ -12,9 +12,9 @@ from mindspore import Parameter, Tensor, nn, ops
 import several_terms
 from helpers import cross_entropy
 from ms_accum import freeze_batch_norm, replace_dropout, verify
-from ms_accum.engine.boundary import Divide
 from ms_accum.loss.objective import Weight
 from ms_accum.network.generators import random_state
+from ms_accum.training.shares import OneLoss
 from ms_accum.verification import _split
 
 pytestmark = pytest.mark.host
@@ -165,8 +165,9 @@ def test_loss_with_a_known_sum_is_rejected():
     assert not result.ok and result.diagnosis.startswith(UNCERTAIN)
 
 
-def test_missing_division_is_found(monkeypatch):
-    monkeypatch.setattr(Divide, "__call__", lambda self, end: end)
+def test_missing_shares_are_found(monkeypatch):
+    inputs = OneLoss.inputs
+    monkeypatch.setattr(OneLoss, "inputs", lambda *arguments: [(Tensor(1.0), each) for _, each in inputs(*arguments)])
     assert not verify(dense(), cross_entropy(), batch(), 4).ok
 
 

@@ -19,7 +19,7 @@ from ms_accum.engine.config import resolve
 from ms_accum.engine.window import new_window
 from ms_accum.network.branch import branch
 from ms_accum.network.state import unique_name
-from ms_accum.training.runners import Accumulating
+from ms_accum.training.runners import ByCalls
 
 # What users may add to the driver.
 COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
@@ -70,35 +70,34 @@ class Plain(nn.Cell):
 
 
 class Windows:
-    """Our Cells, called in several ways; each returns the last loss.
+    """Our Cells, called in several ways, which wait for the losses.
 
     Args:
-        ours (Accumulating): the Cells.
+        ours (ByCalls): the Cells.
         data (list[tuple]): the micro-batches of a window.
     """
 
-    def __init__(self, ours: Accumulating, data: list[tuple]):
-        self._ours, self._data = ours, data
-        self._weight = Tensor(float(data[0][0].shape[0]), ms.float32)  # rows, as the driver has them
+    def __init__(self, ours: ByCalls, data: list[tuple]):
+        self._ours = ours
+        self._input = (Tensor(1 / len(data), ms.float32), data[0])  # with its share, as the driver has it
 
-    def add(self, count: int) -> Any:
+    def add(self, count: int) -> None:
         """Run the first micro-batch `count` times, without an update."""
-        return [self._ours.add(self._data[0], self._weight) for _ in range(count)][-1]
+        self._ours.add([self._input] * count, ends=False, stops=lambda: False)
 
-    def update(self) -> Any:
+    def update(self) -> None:
         """Run a window of one, as the driver does if it can't do without accumulators."""
-        loss = self._ours.add(self._data[0], self._weight, last=True)
-        self._ours.end(None)
-        return loss
+        self._ours.add([self._input], ends=True, stops=lambda: False)
+        self._ours.end(lambda: Tensor(0.0))
 
 
-def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> Accumulating:
+def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> ByCalls:
     """Return the Cells of the driver around a window of their own."""
-    config = resolve("cost", optimizer, forward, weighted=True, compiles=True)
-    return Accumulating(forward, new_window(unique_name("cost"), config))
+    config = resolve("cost", optimizer, forward, weighted=False, shares=True, compiles=True)
+    return ByCalls(forward, new_window(unique_name("cost"), config))
 
 
-def _with_mindspores_kernels(forward: nn.Cell, optimizer: nn.Optimizer) -> Accumulating:
+def _with_mindspores_kernels(forward: nn.Cell, optimizer: nn.Optimizer) -> ByCalls:
     """Return the same as where our operators could not be built."""
     os.environ[native.SWITCH] = "0"
     try:

@@ -80,12 +80,12 @@ class Rank:
     def _memory(self, way: str) -> dict[str, float]:
         """Return the peak of this process, and the bytes of the Parameters that it keeps."""
         model = self._models[way]
-        optimizer = getattr(model._window.optimizer, "inner", model._window.optimizer)
+        optimizer = getattr(model._step.optimizer, "inner", model._step.optimizer)
         own = {id(parameter) for parameter in self._network.get_parameters()}
         return {
             "peak_mib": peak_mib(),
             "parameters": _bytes_of(self._network.get_parameters()),
-            "accumulators": _bytes_of(model._window._runner.accumulators.values()),
+            "accumulators": _bytes_of(model._step._runner([]).window.state.values()),
             "optimizer": _bytes_of(parameter for parameter in optimizer.get_parameters() if id(parameter) not in own),
         }
 

@@ -135,10 +135,10 @@ class TrainForwardBackward(Compiled):
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
         window = self.window
-        if weight is not None and not window.weight_sum:
+        if weight is not None and not (window.weight_sum or window.config.shares):
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
         counted = None
-        if window.weight_sum:
+        if window.weight_sum or weight is not None:
             counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
         loss, grads = call(self.loss_and_gradients, inputs, weight=counted if window.weighs_loss else None)
         total = loss[0] if self.loss_and_gradients.has_terms else loss

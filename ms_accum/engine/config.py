@@ -57,6 +57,8 @@ class WindowConfig:
     """The average of the weights."""
     stages: tuple[UserStage, ...]
     """What the user does with the window's gradient."""
+    shares: bool
+    """Whether weights are the micro-batches' shares of the window, which add up to 1."""
     may_weigh_loss: bool
     """Whether the class allows it, and MindSpore marks no part of the network as float16."""
     tables: tuple[Parameter, ...]
@@ -68,14 +70,19 @@ class WindowConfig:
         return bool(self.tables)
 
     @property
+    def half(self) -> bool:
+        """bool, whether gradients may be float16, which a loss scale is a sign of."""
+        return not self.may_weigh_loss or self.scales
+
+    @property
     def weighs_loss(self) -> bool:
         """bool, whether a weight multiplies the loss, at no cost: MindSpore needs an array to multiply a gradient.
 
-        Not where this could lose something: in float16 the product may overflow, and a loss scale is a sign of float16.
-        On ranks, and with our operators, which multiply while they add, it would save nothing.
+        Not where this could lose something: in float16 the product may overflow, or become 0. With our operators, which
+        multiply while they add, it would save nothing; nor on ranks.
         """
-        may_weigh = self.may_weigh_loss and not self.scales
-        return self.weighted and may_weigh and self.group is None and self.kernels.library is None
+        saves = (self.shares or self.weighted) and self.group is None
+        return saves and not self.half and self.kernels.library is None
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -180,6 +187,7 @@ def resolve(
     compiles: bool,
     in_graph: bool = False,
     weighs_loss: bool = False,
+    shares: bool = False,
     accumulators: Sequence[Parameter] = (),
 ) -> WindowConfig:
     """Check the arguments of a public class, and return what its window works with.
@@ -193,6 +201,7 @@ def resolve(
         compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
         weighs_loss (bool): whether a weight may multiply the loss instead of the gradients. Default: ``False``.
+        shares (bool): whether weights are the micro-batches' shares of the window. Default: ``False``.
         accumulators (Sequence[Parameter]): the accumulators, if the user made them. Default: none.
     """
     check_optimizer(owner, optimizer, compiles)
@@ -226,7 +235,8 @@ def resolve(
         policy=policy,
         ema=ema,
         stages=user_stages(owner, stages, optimizer, network),
-        may_weigh_loss=weighs_loss and network is not None and not has_half(network),
+        shares=shares,
+        may_weigh_loss=(weighs_loss or shares) and network is not None and not has_half(network),
         tables=() if network is None else _trained_tables(network, optimizer),
     )
 

@@ -5,7 +5,7 @@ Setup", 2021). The loss needs all representations of a window at once, but not t
 are three passes:
 1. the representations of each micro-batch, without gradients; 2. the loss of all representations, and its gradient with
 respect to each; 3. each micro-batch again: the sum of its representations times these gradients is differentiated.
-`training/window_of_batch.py` runs the passes; this module defines what is compiled for each.
+`training/coupled_window.py` runs the passes; this module defines what is compiled for each.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class CoupledLoss(nn.Cell):
 
     Plain accumulation compares rows only within each micro-batch. With this loss `GradientAccumulation` gives the
     optimizer the gradient of the loss over all rows of the window. It runs each micro-batch forward twice, and stores
-    the representations of the window, but the activations of only one micro-batch at a time. The data of a window are
-    collected until it ends; a state that is saved before is that of the window's beginning.
+    the representations of the window, but the activations of only one micro-batch at a time.
 
-    With several processes the loss is computed from the representations of all ranks, in the order of the ranks.
+    With several processes the loss is computed from the representations of all ranks, in the order of the ranks, which
+    need the same number of windows in an epoch.
 
     Args:
         loss_fn (Union[Cell, Callable]): returns a scalar loss from the representations of the window, as one float32

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from .. import _check
@@ -88,27 +86,6 @@ def is_full(micro_batches: Any, window: Any) -> Any:
     return micro_batches >= window
 
 
-def mark_ends(
-    micro_batches: Iterable, window: int | Callable[[], int], open_micro_batches: int = 0
-) -> Iterator[tuple[Any, bool]]:
-    """Yield each micro-batch and whether its window ends with it.
-
-    Args:
-        micro_batches (Iterable): the micro-batches of one epoch.
-        window (Union[int, Callable]): the window's size, or a function that returns it, called when a window begins.
-        open_micro_batches (int): the number of micro-batches that the first window already contains. Default: 0.
-    """
-    size, count = None, open_micro_batches
-    for micro_batch in micro_batches:
-        if size is None:
-            size = window() if callable(window) else window
-        count += 1
-        full = is_full(count, size)
-        if full:
-            size, count = None, 0
-        yield micro_batch, full
-
-
 def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
     """Split one batch into micro-batches of `micro_batch_size` rows; the last may be shorter.
 
@@ -149,46 +126,6 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
     return (tuple(column[start : start + size] for column in columns) for start in starts)
 
 
-def mark_batch_ends(
-    batches: Iterable, open_micro_batches: int = 0, *, micro_batch_size: int
-) -> Iterator[tuple[Any, bool]]:
-    """Split each batch, which is a window; yield each micro-batch, and whether its batch ends with it.
-
-    The first `open_micro_batches` of the first batch are already in the window, so they are skipped.
-    """
-    skipped = open_micro_batches
-    for batch in batches:
-        pieces = list(split_batch(batch, micro_batch_size))
-        yield from islice(mark_ends(pieces, len(pieces)), skipped, None)
-        skipped = 0
-
-
-def window_ends(
-    owner: str, mini_steps: Any, micro_batch_size: int | None, updates: Callable[[], int] = lambda: 0
-) -> Callable:
-    """Return a function that marks window ends; it gets an epoch's batches, and the micro-batches in the open window.
-
-    Args:
-        owner (str): the name used in error messages.
-        mini_steps, micro_batch_size: as for `train_process`.
-        updates (Callable): returns the number of updates so far, on which the window size may depend.
-    """
-    if (mini_steps is None) == (micro_batch_size is None):
-        raise ValueError(
-            f"For '{owner}', one of 'mini_steps' and 'micro_batch_size' must be given, but got "
-            f"{mini_steps} and {micro_batch_size}. Give 'mini_steps' if the dataset yields micro-batches."
-        )
-    if micro_batch_size is not None:
-        size = _check.positive_int(owner, "micro_batch_size", micro_batch_size)
-        return partial(mark_batch_ends, micro_batch_size=size)
-    sizes = sizes_of(owner, "mini_steps", mini_steps)
-
-    def mark(batches: Iterable, open_micro_batches: int) -> Iterator[tuple[Any, bool]]:
-        return mark_ends(batches, lambda: sizes.size_after(updates()), open_micro_batches)
-
-    return mark
-
-
 def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:
     """Return the number of updates in an epoch, for example to build a learning-rate schedule.
 
@@ -219,37 +156,21 @@ def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", 
     mini_steps = _check.positive_int(owner, "mini_steps", mini_steps)
     epoch = _check.positive_int(owner, "epoch", 1 if epoch is None else epoch)
     _check.one_of(owner, "tail", tail, TAILS)
-    in_earlier_epochs = updates_in_run(micro_batches, mini_steps, tail, epoch - 1)
-    return updates_in_run(micro_batches, mini_steps, tail, epoch) - in_earlier_epochs
-
-
-def updates_in_run(micro_batches: int, mini_steps: int, tail: str, epochs: int, open_micro_batches: int = 0) -> int:
-    """Return the number of updates in `epochs` epochs, if the first window already contains some micro-batches."""
-    if tail == "carry":
-        return (open_micro_batches + epochs * micro_batches) // mini_steps
-    full = micro_batches // mini_steps
-    short = tail == "flush" and full * mini_steps < micro_batches
-    return epochs * (full + short)
-
-
-def windows_in_run(
-    batches: int, sizes: Sizes, tail: str, epochs: int, *, open_micro_batches: int = 0, updates: int = 0
-) -> int:
-    """Return the number of windows of a run whose first window comes after `updates` updates, if none is skipped."""
-    if sizes.constant is not None:
-        return updates_in_run(batches, sizes.constant, tail, epochs, open_micro_batches)
-    windows, left_over = 0, open_micro_batches
-    for _ in range(epochs):
-        full, left_over = windows_until(batches, sizes.size_after, updates + windows, left_over)
-        windows += full + (tail == "flush" and left_over > 0)
-        left_over = left_over if tail == "carry" else 0
-    return windows
+    return windows_by_epoch(micro_batches, Sizes(owner, "mini_steps", mini_steps), tail, epoch)[-1]
 
 
 def windows_by_epoch(
     batches: int, sizes: Sizes | None, tail: str, epochs: int, *, open_micro_batches: int = 0, updates: int = 0
 ) -> list[int]:
-    """Return the number of windows in each epoch of such a run; if `sizes` is None, each batch is a window."""
+    """Return the number of windows in each epoch of a run, if none is skipped; None: each batch is a window.
+
+    Args:
+        batches (int): micro-batches in an epoch.
+        sizes (Optional[Sizes]): the sizes of windows.
+        tail (str), epochs (int): as for `GradientAccumulation`.
+        open_micro_batches (int): micro-batches that wait for the first window when the run begins. Default: 0.
+        updates (int): updates before the run. Default: 0.
+    """
     if sizes is None:
         return [batches] * epochs
     left_over = open_micro_batches if tail == "carry" else 0
@@ -268,7 +189,7 @@ def _stalls(batches: int, sizes: Sizes, epochs: int, windows: int, updates: int)
     """Return whether windows become larger than an epoch, so that none would ever be full again."""
     if sizes.constant is not None or epochs == 1:
         return False
-    return windows == windows_in_run(batches, sizes, "drop", epochs - 1, updates=updates)
+    return windows == sum(windows_by_epoch(batches, sizes, "drop", epochs - 1, updates=updates))
 
 
 def planned(
@@ -300,8 +221,8 @@ def planned(
     if mini_steps is None:
         return epochs * batches
     sizes = sizes_of(owner, "mini_steps", mini_steps)
-    carried = open_micro_batches if tail == "carry" else 0
-    windows = windows_in_run(batches, sizes, tail, epochs, open_micro_batches=carried, updates=updates)
+    now = {"open_micro_batches": open_micro_batches, "updates": updates}
+    windows = sum(windows_by_epoch(batches, sizes, tail, epochs, **now))
     if tail == "drop" and (not windows or _stalls(batches, sizes, epochs, windows, updates)):
         raise ValueError(
             f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
-import mindspore as ms
 from mindspore import Tensor, nn
 
 from .. import _check
@@ -118,9 +117,7 @@ class Objective:
             trained (Collection[Parameter]): Parameters that a forward does not change.
         """
         types = tuple([(column.ndim, column.dtype) for column in micro_batch])
-        if types in self._accepted:
-            self._columns.ran()
-        else:
+        if types not in self._accepted:
             self._columns.check(self._data, micro_batch)
             self._accepted.add(types)
             if not (self.weight.is_guess or any(map(numbers_rows, micro_batch[1:]))):
@@ -129,6 +126,10 @@ class Objective:
             self._additivity.check(micro_batch, trained)
             if self._additivity.over:
                 self._additivity = None
+
+    def ran(self) -> None:
+        """Note that what was checked has been run, so that later errors have other causes."""
+        self._columns.ran()
 
     def check_valid_batch(self, batch: tuple) -> None:
         """Reject an invalid batch of the validation data set."""
@@ -156,7 +157,6 @@ class Weight:
         self._owner = owner
         self.weighs = reduction == "mean"
         """bool, whether gradients are multiplied by weights."""
-        self._tensors: dict[float, Tensor] = {}
         divisor = divisor_of(loss_fn)
         self.is_guess = weight is None and divisor is None
         """bool, whether the weight is a guess (the rows), because neither the user nor the loss defines it."""
@@ -176,13 +176,3 @@ class Weight:
         if not callable(self._weight):
             return self._weight
         return amount_of(self._owner, self._weight, micro_batch)
-
-    def as_tensor(self, weight: float) -> Tensor | None:
-        """Return a weight > 0 for the graph; None if gradients are summed without weights."""
-        if not self.weighs:
-            return None
-        if weight not in self._tensors:
-            if len(self._tensors) >= 1024:
-                self._tensors.clear()
-            self._tensors[weight] = Tensor(weight, ms.float32)
-        return self._tensors[weight]

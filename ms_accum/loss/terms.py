@@ -151,10 +151,6 @@ class Terms:
         """Return what each term of a micro-batch is divided by."""
         return tuple(count(micro_batch) for count in self._counts)
 
-    def as_tensor(self, divisors: tuple[float, ...]) -> tuple[float, ...]:
-        """Return the divisors, which the host needs."""
-        return divisors
-
 
 def _count_of(owner: str, name: str, value: Any) -> Callable[[tuple], float]:
     """Return what computes the number that a term of a micro-batch is divided by, from its columns."""

@@ -116,11 +116,9 @@ def _training_parser() -> Parser:
     add("--overwrite", action="store_true", help="replace the files of another run in --output_dir")
     text = "continue the run in --output_dir, by default the newest in runs/, with its flags"
     add("--resume", action="store_true", help=text)
-    text = (
-        "save the training state every N updates or X minutes, such as 100 or 5min; it is also saved at the end, and "
-    )
-    text += "when a signal, or an error outside of a micro-batch, stops the run"
-    add("--save_every", type=interval, metavar="N|Xmin", help=text)
+    text = "save the training state every N updates or X minutes, such as 100 or 5min (default: 10min); it is also "
+    text += "saved at the end, and when a signal or an error stops the run"
+    add("--save_every", type=interval, default="10min", metavar="N|Xmin", help=text)
     add("--keep", type=whole(1), default=1, metavar="N", help="number of training states to keep (default: 1)")
     add_program(parser)
     text = "read flags from a YAML file, a line 'flag: value' for each; those on the command line override them"
@@ -324,8 +322,6 @@ def interval(text: str) -> str:
     return text
 
 
-def interval_of(text: str | None) -> dict[str, Any]:
+def interval_of(text: str) -> dict[str, Any]:
     """Return the arguments of `Checkpointer` for --save_every."""
-    if text is None:
-        return {}
     return {"minutes": float(text[:-3])} if text.endswith("min") else {"every": int(text)}

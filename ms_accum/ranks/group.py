@@ -128,23 +128,6 @@ def is_first(group: Group | None) -> bool:
     return group is None or group.rank == 0
 
 
-def check_together(owner: str, group: Group | None, windows: int | None, *, splits_in_step: bool) -> None:
-    """Raise an error for settings that several ranks do not support, before they communicate.
-
-    Raises:
-        ValueError: If the number of windows is unknown, or if every micro-batch is summed but batches are split, which
-            may give ranks different numbers of micro-batches.
-    """
-    if group is None:
-        return
-    if windows is None:
-        rule = "one with a known size if several processes train"
-        _check.raise_invalid(ValueError, owner, "train_dataset", rule, "one without '__len__'")
-    if splits_in_step:
-        rule = "given, with the same number of micro-batches on all ranks, for sync_every_micro_batch=True"
-        _check.raise_invalid(ValueError, owner, "mini_steps", rule, None)
-
-
 # What the ranks send. Every function is called by all ranks of the group.
 
 

@@ -54,7 +54,7 @@ class FoundState(NamedTuple):
 
     def __str__(self) -> str:
         at, updates = self.state.facts["at"], _check.quantity(self.updates, "update")
-        if self.state.facts["window"]["micro_batches"] or at["batches"] not in (0, at["total"]):
+        if self.state.facts.get("micro_batches") or at["batches"] not in (0, at["total"]):
             return f"{self.path}: {updates}, epoch {at['epoch']}, {_check.quantity(at['batches'], 'batch')} of it"
         return f"{self.path}: {updates}, {_check.quantity(at['epoch'] - (at['batches'] == 0), 'epoch')} done"
 
@@ -157,8 +157,9 @@ def _number(path: Path) -> int:
 class Checkpointer:
     """Save the training states of a run in a folder, and resume from them.
 
-    A state is saved as `every` and `minutes` define, and always at the end, on a request to stop, and after an error
-    outside of a micro-batch.
+    A state is saved as `every` and `minutes` define, and always at the end, on a request to stop, and by the driver
+    after an error; with several processes, after one outside of a window. The driver's states are those of a window's
+    end: a window that was not finished is read again by the resumed run.
 
     A folder belongs to one run, which only one process at a time can continue. A new state gets a number above all
     others in it. After it is written and verified, those below it are removed: `keep` of them and the best remain.
@@ -178,7 +179,8 @@ class Checkpointer:
         allow_config_change (bool): whether these settings may differ. Default: ``False``.
 
     Args: Other
-        stop (Optional[Callable]): called after each micro-batch; returns whether to stop. Default: ``None``.
+        stop (Optional[Callable]): returns whether to stop. It is called after each micro-batch; the driver calls it
+            more often, also in evaluations, and with several processes once per window. Default: ``None``.
 
     Raises:
         TypeError: If an argument has the wrong type.

@@ -13,7 +13,7 @@ from ..network.generators import random_layers, random_state, set_random_state
 from ..network.parameters import as_array
 from .arrays import CheckpointError, differences_of, kind_of, read_arrays, shortened, write_arrays
 
-VERSION = 5
+VERSION = 6
 _VERSION = "state_version"
 
 

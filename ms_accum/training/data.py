@@ -39,8 +39,8 @@ class Position:
     """The batches of an epoch, if the dataset provides this number."""
     ranks: int = 1
     """The number of processes that read one batch each."""
-    held: int = 0
-    """The micro-batches in the open window at the start of the run."""
+    reported: int = 0
+    """The last epoch whose end was reported: a tail that is carried is read again, but its epoch does not end again."""
     random: dict[str, Any] | None = None
     """The state of the random number generators at the start of the epoch."""
     evaluated: int | None = None
@@ -85,12 +85,12 @@ class Data:
             return None if _has_to_be_read(self.dataset) else self.dataset.get_dataset_size()
         return len(self.dataset) if hasattr(self.dataset, "__len__") else None
 
-    def start(self, open_micro_batches: int = 0) -> Position:
-        """Return the position at the start of a run whose open window already contains some micro-batches."""
+    def start(self) -> Position:
+        """Return the position at the start of a run."""
         size = self.dataset.get_batch_size() if hasattr(self.dataset, "get_batch_size") else None
         source: Any = getattr(self.dataset, "source", None)
         first = source.next_epoch if hasattr(source, "begin_with_epoch") else None
-        return Position(first, size=size, total=self.batches, ranks=self._ranks, held=open_micro_batches)
+        return Position(first, size=size, total=self.batches, ranks=self._ranks)
 
     def convert(self, at: Position) -> Position:
         """Convert a position to this batch size and number of ranks, rounded down to complete batches."""

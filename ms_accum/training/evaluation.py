@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
+import mindspore as ms
 import numpy as np
-from mindspore import nn
+from mindspore import Tensor, nn
 from mindspore.train import Loss
 from mindspore.train.metrics import get_metrics, names
 
@@ -23,9 +25,7 @@ from ..network.training_mode import training_mode
 from ..ranks.group import broadcast_number, total
 from .callbacks import UNKNOWN, Callbacks
 from .data import Data, restoring_generators
-from .open_window import OpenWindow
-from .window_loss import WindowLoss
-from .window_of_terms import TermsOfBatches
+from .step import Step
 
 _OWNER = "train_process"
 
@@ -84,6 +84,70 @@ class _LossAndOutput(Compiled):
         output = self.network(data)
         loss = call(self.loss_fn, (output, *labels))
         return (terms_of(_OWNER, self.names, loss) if self.names else loss), output
+
+
+class _MeanLoss:
+    """The mean loss of an evaluation.
+
+    Args:
+        summing (bool): whether losses are sums, which are added as they are.
+    """
+
+    terms: Mapping[str, float] = {}
+
+    def __init__(self, summing: bool):
+        self._summing, self._total, self._weights = summing, 0.0, 0.0
+
+    def add(self, loss: Tensor, weight: float, samples: int) -> None:
+        """Add a batch."""
+        del samples
+        if weight:  # a loss over no labels is 0/0
+            self._total += float(loss.asnumpy()) * (1.0 if self._summing else weight)
+            self._weights += weight
+
+    @property
+    def mean(self) -> float:
+        """float, the mean; NaN if nothing counts."""
+        return self._total / self._weights if self._weights else math.nan
+
+
+class _MeansOfTerms:
+    """The mean loss of an evaluation, and of each of its terms.
+
+    Args:
+        terms (Terms): the terms.
+        updates (int): the number of updates so far, for coefficients that change.
+    """
+
+    def __init__(self, terms: Terms, updates: int):
+        self._coefficients = dict(zip(terms.names, terms.coefficients(updates)))
+        self._sums = dict.fromkeys(terms.names, 0.0)
+        self._divisors = dict.fromkeys(terms.names, 0.0)
+        self.last = Tensor(0.0, ms.float32)
+        """Tensor, the loss of the last batch, for callbacks."""
+
+    def add(self, losses: Sequence[Tensor], divisors: tuple[float, ...], samples: int) -> None:
+        """Add a batch."""
+        del samples
+        loss = 0.0
+        for name, term, divisor in zip(self._sums, losses, divisors):
+            if divisor:
+                value = float(term.asnumpy())
+                loss += self._coefficients[name] * value
+                self._sums[name] += value * divisor
+                self._divisors[name] += divisor
+        self.last = Tensor(loss, ms.float32)
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """dict, the mean of each term over what it counts; not of those that count nothing."""
+        return {name: self._sums[name] / divisor for name, divisor in self._divisors.items() if divisor}
+
+    @property
+    def mean(self) -> float:
+        """float, the sum of the means times their coefficients; NaN if nothing counts."""
+        weighted = [self._coefficients[name] * mean for name, mean in self.terms.items()]
+        return float(sum(weighted)) if weighted else math.nan
 
 
 class Evaluation:
@@ -173,7 +237,7 @@ class Evaluation:
     def _mean_loss(self, callbacks: Callbacks, stop: Callable[[], bool]) -> dict[str, float] | None:
         """Update the metrics with all batches, and return the mean loss over what the loss averages over."""
         terms = self._objective.terms
-        mean: Any = WindowLoss(self._objective.summing) if terms is None else TermsOfBatches(terms, self._updates())
+        mean: Any = _MeanLoss(self._objective.summing) if terms is None else _MeansOfTerms(terms, self._updates())
         for columns in next(self._data.epochs(1)):
             if stop():
                 return None
@@ -188,8 +252,8 @@ class Evaluation:
         return {**{f"eval_{name}": value for name, value in mean.terms.items()}, "eval_loss": mean.mean}
 
 
-def evaluation_of(window: OpenWindow, dataset: Any, metrics: Any, every: int | None) -> Evaluation | None:
+def evaluation_of(step: Step, dataset: Any, metrics: Any, every: int | None) -> Evaluation | None:
     """Return what evaluates during a run; None if there is nothing to evaluate."""
     if dataset is None and metrics is None and every is None:
         return None
-    return Evaluation(window.objective, window.config, dataset, metrics, every, lambda: window.updates)
+    return Evaluation(step.objective, step.config, dataset, metrics, every, lambda: step.updates)

@@ -178,11 +178,10 @@ class ResumableLoop:
         window = self._window
         metadata = {
             "at": asdict(self._at),
-            "window": {"micro_batches": int(window.micro_batches.asnumpy()), "loss": [0.0, 0.0, 0]},
+            "micro_batches": int(window.micro_batches.asnumpy()),
             "updates": self._updates,
             "skipped": int(window.skipped.asnumpy()),
             "updated": bool(window.updated.asnumpy()),
-            "skips": 0,
         }
         return capture(self._parameters(), metadata, writes=is_first(self._group))
 
@@ -195,7 +194,9 @@ class ResumableLoop:
         if found_state is None:
             return
         warn_about_random_layers(self._network)
-        micro_batches = found_state.state.facts["window"]["micro_batches"]
+        if "micro_batches" not in found_state.state.facts:
+            raise CheckpointError(f"'{found_state.path}' is a training state of GradientAccumulation.")
+        micro_batches = found_state.state.facts["micro_batches"]
         has_sums = any(name.startswith("window.grad_sum") for name in parameters)
         if micro_batches and (self._group is not None or not has_sums):
             raise CheckpointError(

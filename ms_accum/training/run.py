@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Callable
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -15,20 +15,21 @@ from mindspore import nn
 from mindspore.train import Callback
 
 from .. import _check
-from ..engine.ends import Sizes, planned, windows_by_epoch, windows_in_run
+from ..engine.ends import Sizes, planned, windows_by_epoch
 from ..network.generators import offset_seeds_by_rank, random_state
 from ..network.training_mode import start_training
 from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
-from ..ranks.group import gather, is_first, total
+from ..ranks.group import gather, gather_numbers, is_first, total
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from ..saving.model_file import save_model
 from ..saving.training_state import TrainingState
 from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, may_change_parameters, warn_about_counters
 from .data import Data, Position
 from .evaluation import Evaluation
-from .open_window import Ended, OpenWindow
 from .record import UpdateRecord, check_skipped
 from .run_state import RunState
+from .step import Ended, Step
+from .windows import Windows
 
 _log = logging.getLogger("ms_accum")
 _OWNER = "train_process"
@@ -49,8 +50,6 @@ class Plan:
     data: Data
     sizes: Sizes | None
     """The sizes of windows; None: each batch is a window."""
-    ends: Callable[[Iterable, int], Iterable]
-    """Marks in an epoch's batches where windows end; also gets the micro-batches that the first one contains."""
     micro_batch_size: int | None
     tail: str
     settings: dict[str, Any]
@@ -70,43 +69,48 @@ class Run:
 
     Args:
         network (Cell): the user's network.
-        window (OpenWindow): the open window.
+        step (Step): runs windows.
+        waiting (list): micro-batches that wait for their window to be complete.
         plan (Plan): what to do.
     """
 
-    def __init__(self, network: nn.Cell, window: OpenWindow, plan: Plan):
+    def __init__(self, network: nn.Cell, step: Step, waiting: list[tuple], plan: Plan):
         self._network = network
-        self._window = window
+        self._step = step
+        self._waiting = waiting
         self._plan = plan
-        self._group = window.group
-        self._state = RunState(network, window)
-        self._step_begun = False
+        self._group = step.group
+        self._state = RunState(network, step)
         self._left_out = 0
         self._stopped = 0  # ranks on which a callback had requested a stop when they last agreed
-        self._window_began: tuple[Position, dict[str, Any]] | None = None  # if windows are collected
+        self._read_by_a_rank = 0  # batches of the epoch: the most that one rank has read
+        self._generators: dict[str, Any] | None = None  # those of random numbers when the window began
         self.at = Position()
-        """Position, of the run in its data."""
+        """Position, of the end of the last window."""
 
     def train(self) -> None:
         """Train, and save the model."""
         plan = self._plan
-        self._open()
-        with ExitStack() as closing:
-            self._begin(closing)
-            self._train_epochs()
-            if plan.ckpt_path is not None and is_first(self._group):  # before the larger state: the disk may get full
-                save_model(self._network, plan.ckpt_path)
+        try:
+            self._open()
+            with ExitStack() as closing:
+                self._begin(closing)
+                self._train_epochs()
+                # Before the larger state: the disk may get full.
+                if plan.ckpt_path is not None and is_first(self._group):
+                    save_model(self._network, plan.ckpt_path)
+        except BaseException:
+            self._waiting.clear()  # of a window that is not finished
+            raise
 
     def _open(self) -> None:
-        """Prepare the window and the network."""
-        window, sizes, forward = self._window, self._plan.sizes, self._window.objective.forward
+        """Prepare the step and the network."""
+        step, sizes = self._step, self._plan.sizes
         size = None if sizes is None else sizes.constant or 0
-        if self._plan.tail != "carry" or window.size is None:
-            window.clear()  # an interrupted run may have left micro-batches, which must not enter this run
-        window.open(size)
-        start_training(self._network, forward)
+        step.open(size)
+        start_training(self._network, step.objective.forward)
         if size != 1:
-            window.objective.warn()
+            step.objective.warn()
 
     def _begin(self, closing: ExitStack) -> None:
         """Begin or resume, and begin the callbacks; `closing` ends them and the states."""
@@ -117,27 +121,31 @@ class Run:
         self._callbacks = closing.enter_context(Callbacks([*plan.reports, *plan.callbacks], self._callback_arguments()))
         self._callbacks("on_train_begin", planned=None if windows is None else windows - self.at.windows)
         if states is not None:
-            closing.enter_context(states.saving_at_the_end(self._take, can_save=lambda: self._window.can_save))
+            closing.enter_context(states.saving_at_the_end(self._take, can_save=lambda: self._step.can_save))
         if self.at.windows:
             warn_about_counters(self._callbacks.arguments.list_callback)
 
     def _find_position(self) -> int | None:
         """Find where all ranks begin or resume; return the number of windows of the run, None if it is unknown."""
-        plan, window = self._plan, self._window
-        self.at = self._resume() or plan.data.start(open_micro_batches=window.micro_batches)
+        plan, step = self._plan, self._step
+        self.at = self._resume() or plan.data.start()
         batches = plan.data.batches
-        updates_before = max(0, window.updates - self.at.windows)  # this run: window sizes may depend on them
-        now = {"open_micro_batches": self.at.held, "updates": updates_before}
+        updates_before = max(0, step.updates - self.at.windows)  # this run: window sizes may depend on them
+        now = {"open_micro_batches": len(self._waiting), "updates": updates_before}
         windows = planned(_OWNER, batches, plan.sizes, plan.tail, plan.epochs, **now)
         if windows is not None and plan.max_updates is not None:
-            windows = min(windows, self.at.windows + max(0, plan.max_updates - window.updates))
+            windows = min(windows, self.at.windows + max(0, plan.max_updates - step.updates))
         if self._group is not None:
-            equal_on_ranks = windows_equal_on_ranks(window, plan.epochs, batches, plan.sizes, plan.tail, **now)
-            equal_on_ranks |= {"updates before the run": window.updates, "windows before": self.at.windows}
-            equal_on_ranks |= {"epoch to begin with": self.at.epoch, "batches before": self.at.batches}
-            agree(_OWNER, self._group, {**equal_on_ranks, **rate_facts(window.optimizer)})
-            take_from_rank_0(window.objective.forward.get_parameters(), self._group)
-            offset_seeds_by_rank([window.objective.forward], self._group.rank)
+            equal_on_ranks: dict[str, Any] = {"'epoch'": plan.epochs}
+            equal_on_ranks |= {"updates before the run": step.updates, "windows before": self.at.windows}
+            equal_on_ranks["epoch to begin with"] = self.at.epoch
+            if plan.tail == "carry" and plan.states is not None:  # the position of one is that of all
+                equal_on_ranks["number of batches in an epoch"] = batches
+            agree(_OWNER, self._group, {**equal_on_ranks, **rate_facts(step.optimizer)})
+            of_ranks = gather_numbers(np.array([windows or 0], np.int64), self._group)
+            windows = int(of_ranks.max()) if of_ranks.all() else None
+            take_from_rank_0(step.objective.forward.get_parameters(), self._group)
+            offset_seeds_by_rank([step.objective.forward], self._group.rank)
         return windows
 
     def _resume(self) -> Position | None:
@@ -158,10 +166,10 @@ class Run:
 
     def _callback_arguments(self) -> Facts:
         """Return what `RunContext.original_args` contains for callbacks, under the names of MindSpore's `Model`."""
-        plan, objective = self._plan, self._window.objective
+        plan, objective = self._plan, self._step.objective
         batches = plan.data.batches
         if batches is not None and plan.sizes is not None:
-            batches = max(1, windows_in_run(batches, plan.sizes, plan.tail, 1))
+            batches = max(1, *windows_by_epoch(batches, plan.sizes, plan.tail, 1))
         return Facts(
             mode="train",
             train_dataset=plan.data.dataset,
@@ -177,34 +185,44 @@ class Run:
             train_network=objective.forward,
             network=objective.network,
             loss_fn=objective.loss_fn,
-            optimizer=self._window.optimizer,
+            optimizer=self._step.optimizer,
         )
 
     def _train_epochs(self) -> None:
         """Train with the remaining epochs."""
-        plan, window, callbacks = self._plan, self._window, self._callbacks
+        plan, step, callbacks = self._plan, self._step, self._callbacks
         self._ended_at = time.perf_counter()
-        updates, skipped = window.updates, window.skipped
-        for batches in plan.data.epochs(plan.epochs, self.at):
-            callbacks("on_train_epoch_begin", cur_epoch_num=plan.initial_epoch + self.at.epoch)
+        updates, skipped = step.updates, step.skipped
+        windows = Windows(
+            plan.sizes, plan.micro_batch_size, plan.tail, lambda: step.updates, self._waiting, self._asked_to_stop
+        )
+        self._reading = reading = replace(self.at)
+        for batches in plan.data.epochs(plan.epochs, reading):
+            if reading.epoch > reading.reported:
+                callbacks("on_train_epoch_begin", cur_epoch_num=plan.initial_epoch + reading.epoch)
             if self.at.windows:
                 self._evaluate_if_due()  # the run that is resumed may have ended before or in this evaluation
-            if not self._stopping():
-                self._train_epoch(plan.ends(batches, window.micro_batches))
+            self._read_by_a_rank = 0
+            self._train_epoch(windows.of_epoch(batches, reading))
             complete = not self._stopping()
-            self.at.check(complete)
-            # Before the position moves to the next epoch: a run that fails here resumes at the end of this one.
-            results = self._evaluate() if plan.evaluate is not None and not self._evaluates_inside else None
-            callbacks.epoch_end(results, evaluates_inside=self._evaluates_inside)
+            reading.check(complete)
+            if not self._waiting:
+                self.at, self._generators = self._reached(), None
+            if reading.epoch > reading.reported:
+                # Before the position moves on: a run that fails here resumes at the end of this epoch.
+                results = self._evaluate() if plan.evaluate is not None and not self._evaluates_inside else None
+                callbacks.epoch_end(results, evaluates_inside=self._evaluates_inside)
             if complete:
-                self.at.next_epoch()
+                reading.reported = reading.epoch
+                reading.next_epoch()
+                self.at = replace(self.at, reported=reading.reported) if self._waiting else replace(reading)
             self._agree()
-            check_drift(_OWNER, self._group, window.optimizer.parameters, window.optimizer)
+            check_drift(_OWNER, self._group, step.optimizer.parameters, step.optimizer)
             if self._stopped or self._has_all_updates:
                 break
         if not self.at.windows and plan.tail == "drop" and not callbacks.stopping:
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
-        if self._evaluates_inside and self.at.evaluated != window.updates:
+        if self._evaluates_inside and self.at.evaluated != step.updates:
             self._evaluate_inside()
         callbacks("on_train_end", stopped=bool(self._stopped))
         self._warn_unless_updated(updates, skipped)
@@ -219,7 +237,7 @@ class Run:
 
     def _evaluate_if_due(self) -> None:
         """Evaluate if the number of updates is a multiple of `eval_every`, and was not evaluated."""
-        evaluate, updates = self._plan.evaluate, self._window.updates
+        evaluate, updates = self._plan.evaluate, self._step.updates
         if evaluate is None or evaluate.every is None or not updates or updates % evaluate.every:
             return
         if self.at.evaluated != updates:
@@ -232,13 +250,13 @@ class Run:
 
     def _evaluate(self) -> dict[str, Any] | None:
         """Evaluate, on all ranks; if a stop is requested, save the state and stop: the resumed run evaluates."""
-        plan, window, states = self._plan, self._window, self._plan.states
+        plan, updates, states = self._plan, self._step.updates, self._plan.states
         if plan.evaluate is None:
             return None
         results = plan.evaluate(self._callbacks, lambda: states is not None and states.requests()[0] > 0)
         if results is None and states is not None:
-            states.after_micro_batch(window.updates, bool(window.micro_batches), self._take, _STOP)
-        self.at.evaluated = window.updates
+            states.after_micro_batch(updates, False, self._take, _STOP)
+        self.at.evaluated = self._reading.evaluated = updates
         self._ended_at = time.perf_counter()  # the time of the next window is its own
         return results
 
@@ -252,60 +270,73 @@ class Run:
 
     # Windows
 
-    def _train_epoch(self, micro_batches: Iterable) -> None:
-        plan, window, states = self._plan, self._window, self._plan.states
-        if window.collects:
-            self._begin_window()
-        for micro_batch, ends in micro_batches:
-            if not self._step_begun:
-                self._step_begun = True
-                step = self._callbacks.arguments.cur_step_num + 1
-                self._callbacks("on_train_step_begin", cur_step_num=step, train_dataset_element=micro_batch)
-            window.add(micro_batch, ends)
-            self.at.batches += ends or window.size is not None
-            self.at.rows += micro_batch[0].shape[0]
-            if ends:
-                self._end_window()
-            elif states is not None:
-                requests = states.requests()  # with several ranks, kept until they are summed at the window's end
-                if window.saved_inside:
-                    self._save_if_due(states, True, requests)
-            if self._stopping() and not window.micro_batches:
-                return
-        if window.micro_batches and plan.tail == "flush":
-            self._end_window()
-        elif plan.tail == "drop":
-            window.clear()
+    def _train_epoch(self, windows: Iterator[list[tuple]]) -> None:
+        """Run the windows of an epoch, on several ranks until none has another."""
+        step, states = self._step, self._plan.states
+        while not self._stopping():
+            if states is not None and not self._waiting:
+                # An epoch that begins again draws its order again.
+                self._generators = random_state() if self._reading.batches else self._reading.random
+            micro_batches = next(windows, None)
+            self._stop_if_asked()
+            if micro_batches is None and self._group is None:
+                break
+            requests = states.requests() if states is not None and self._group is not None else NO_REQUESTS
+            window = step.share(micro_batches, requests, self._reading.batches)
+            self._read_by_a_rank = window.batches
+            if not window.ranks:
+                break
+            self._callbacks(
+                "on_train_step_begin",
+                cur_step_num=self._callbacks.arguments.cur_step_num + 1,
+                train_dataset_element=micro_batches[0] if micro_batches else None,
+            )
+            ended = step.run(window, self._asked_to_stop)
+            if ended is None:
+                self._stop_if_asked()
+            else:
+                self._end_window(ended, len(micro_batches or ()), window.requests)
 
-    def _end_window(self) -> None:
-        """Update; then the record, the callbacks, whether too many were skipped, an evaluation, and the state."""
-        window, states, at = self._window, self._plan.states, self.at
-        micro_batches = window.micro_batches
-        requests = states.requests() if states and self._group else NO_REQUESTS
-        ended = window.end(requests)
-        at.step += 1
-        at.windows += 1
+    def _reached(self) -> Position:
+        """Return the position of all ranks: one whose data are over, or that read a shorter window, has no more."""
+        return replace(self._reading, batches=max(self._reading.batches, self._read_by_a_rank))
+
+    def _asked_to_stop(self) -> bool:
+        """Return whether a signal asks this process to stop; several ranks finish the window and stop together."""
+        states = self._plan.states
+        return self._group is None and states is not None and states.requests()[0] > 0
+
+    def _stop_if_asked(self) -> None:
+        """Save the state of the last window's end, and stop: a window that is not finished did not happen."""
+        states = self._plan.states
+        if states is not None and self._asked_to_stop():
+            states.after_micro_batch(self._step.updates, True, self._take, _STOP)
+
+    def _end_window(self, ended: Ended, micro_batches: int, requests: Sequence[float]) -> None:
+        """Do what follows a window: record, callbacks, whether too many were skipped, evaluation, state."""
+        step, states = self._step, self._plan.states
+        self._reading.step += 1
+        self._reading.windows += 1
+        self.at, self._generators = self._reached(), None
         record = self._record(ended, micro_batches)
-        self._step_begun = False
         self._callbacks.step_end(record)
-        window.skipped_in_a_row = check_skipped(record, window.skipped_in_a_row, at_once=window.raises)
+        step.skipped_in_a_row = check_skipped(record, step.skipped_in_a_row, at_once=step.raises)
         if ended.updated:
             self._evaluate_if_due()
         if states is not None:
-            self._save_if_due(states, False, states.requests() if self._group is None else ended.requests)
-        if window.collects:  # after the callbacks, which are not repeated
-            self._begin_window()
+            requests = states.requests() if self._group is None else requests
+            states.after_micro_batch(step.updates, False, self._take, requests)
 
     def _record(self, ended: Ended, micro_batches: int) -> UpdateRecord:
         """Return the record of a window with this number of micro-batches."""
         now = time.perf_counter()
         seconds, self._ended_at = now - self._ended_at, now
         self._left_out += len(ended.bad)
-        batches_before = 0 if self._window.size is None else self.at.batches - micro_batches
+        batches_before = 0 if self._plan.sizes is None else self._reading.batches - micro_batches
         return UpdateRecord(
             epoch=self._plan.initial_epoch + self.at.epoch,
             step=self.at.step,
-            update=self._window.updates,
+            update=self._step.updates,
             loss=ended.loss,
             lr=ended.lr,
             grad_norm=ended.grad_norm,
@@ -320,37 +351,28 @@ class Run:
     @property
     def _has_all_updates(self) -> bool:
         """bool, whether the run has made the updates after which it ends, which is so on all ranks at once."""
-        return self._plan.max_updates is not None and self._window.updates >= self._plan.max_updates
+        return self._plan.max_updates is not None and self._step.updates >= self._plan.max_updates
 
     def _stopping(self) -> bool:
         """Return whether to stop inside the epoch; for a callback, several ranks stop when they have agreed."""
         return self._has_all_updates or bool(self._stopped) or (self._group is None and self._callbacks.stopping)
 
-    def _save_if_due(self, states: Checkpointer, in_window: bool, requests: Sequence[float]) -> None:
-        states.after_micro_batch(self._window.updates, in_window, self._take, requests)
-
-    def _begin_window(self) -> None:
-        """Note the position and the random number generators, from which a collected window is read again."""
-        if not self._window.micro_batches and self._plan.states is not None:
-            self._window_began = replace(self.at), random_state()
-
     def _take(self) -> TrainingState:
-        """Return the state; inside a window that is collected, and so has changed nothing, that of its beginning."""
-        if self._window_began is None or not self._window.micro_batches:
-            return self._state.take(self.at)
-        at, generators = self._window_began
-        state = self._state.take(at)
-        return state._replace(facts={**state.facts, "random": generators})
+        """Return the state of the last window's end."""
+        state = self._state.take(self.at)
+        if self._generators is None:
+            return state
+        return state._replace(facts={**state.facts, "random": self._generators})
 
     def _warn_unless_updated(self, updates: int, skipped: int) -> None:
         """Warn if there were windows since these counts, and all of them were skipped."""
-        count = self._window.skipped - skipped
-        if self._window.updates == updates and count:
+        count = self._step.skipped - skipped
+        if self._step.updates == updates and count:
             _log.warning("For 'train_process', all %d windows were skipped, so nothing was learned.", count)
 
     def _warn_of_left_out(self) -> None:
         """Report the ranks that left out micro-batches: rank 0, which reports, does not have the others' counts."""
-        if self._group is None or self._window.config.skips is None:
+        if self._group is None or self._step.config.skips is None:
             return
         counts = [int(count) for count in gather(np.array([self._left_out], np.float32), self._group)]
         if is_first(self._group) and any(counts):
@@ -366,32 +388,6 @@ def epochs_of(last: int, initial_epoch: int) -> int:
         rule = f"an int >= 0 and < {last}, the last epoch"
         _check.raise_invalid(ValueError, _OWNER, "initial_epoch", rule, initial_epoch)
     return last - initial_epoch
-
-
-def windows_equal_on_ranks(
-    window: OpenWindow,
-    epochs: int,
-    batches: int | None,
-    sizes: Sizes | None,
-    tail: str,
-    *,
-    open_micro_batches: int,
-    updates: int,
-) -> dict[str, Any]:
-    """Return what must be equal on all ranks, because they wait for each other at the end of each window."""
-    windows = windows_by_epoch(
-        batches or 0, sizes, tail, epochs, open_micro_batches=open_micro_batches, updates=updates
-    )
-    equal: dict[str, Any] = {"number of windows": sum(windows)}
-    equal |= {f"number of windows in epoch {number}": count for number, count in enumerate(windows, 1)}
-    in_step = window.config.summing.of_micro_batch is not None
-    if in_step or (sizes is not None and sizes.constant is None):
-        # Sizes may depend on the updates, and a skipped window is none. Counted in the dataset: a resumed position has
-        # rank 0's number.
-        equal["number of batches in an epoch"] = batches
-    if in_step:
-        equal |= {f"number of {name}": count for name, count in window.counts.items()}
-    return equal
 
 
 def arguments_equal_on_ranks(

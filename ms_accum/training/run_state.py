@@ -8,7 +8,6 @@ from typing import Any
 
 from mindspore import nn
 
-from .._check import quantity
 from ..engine.config import OPTIONAL_PREFIXES
 from ..network.optimizers import all_parameters, parameters_in, settings_of
 from ..network.parameters import excluding
@@ -16,7 +15,7 @@ from ..saving.checkpointer import FoundState
 from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
 from .data import Data, Position
-from .open_window import OpenWindow
+from .step import Step
 
 SETTING = "setting"
 """str, the owner of the optimizer's settings, such as the learning rate, which may differ in a resumed run."""
@@ -56,23 +55,20 @@ def _parameters_of(optimizer: Any) -> list[Any]:
 
 
 class RunState:
-    """The state of a run: everything that training changes, the open window with its counters, and the position.
+    """The state of a run between two windows: everything that training changes, the counters, and the position.
 
     Args:
         network (Cell): the user's network.
-        window (OpenWindow): the driver's window.
+        step (Step): the driver's step.
     """
 
-    def __init__(self, network: nn.Cell, window: OpenWindow):
+    def __init__(self, network: nn.Cell, step: Step):
         self._network = network
-        self._window = window
+        self._step = step
 
     def take(self, at: Position) -> TrainingState:
         """Return the state."""
-        window = self._window
-        accumulators, window_metadata = window.state()
-        metadata = {"at": asdict(at), "window": window_metadata, **window.counters}
-        return capture({**self.parameters(), **accumulators}, metadata, writes=window.is_first)
+        return capture(self.parameters(), {"at": asdict(at), **self._step.counters}, writes=self._step.is_first)
 
     def parameters(self) -> dict[str, Any]:
         """Return the Parameters that are saved, by name.
@@ -80,9 +76,8 @@ class RunState:
         Raises:
             CheckpointError: If two have the same name, so that a state can't be saved.
         """
-        window = self._window
-        trained = trained_parameters(window.objective.forward, window.optimizer, window.scheduler)
-        return {**trained, **window.config.state}
+        step = self._step
+        return {**trained_parameters(step.objective.forward, step.optimizer, step.scheduler), **step.config.state}
 
     def restore(self, found_state: FoundState, parameters: Mapping[str, Any], epochs: int, data: Data) -> Position:
         """Load a state into a run of `epochs` epochs, and return its position.
@@ -96,26 +91,17 @@ class RunState:
         Raises:
             CheckpointError: If it belongs to another network or optimizer, or this run can't continue it.
         """
-        metadata = found_state.state.facts
-        at, micro_batches = Position(**metadata["at"]), metadata["window"]["micro_batches"]
+        facts = found_state.state.facts
+        if "micro_batches" in facts:
+            raise CheckpointError(f"'{found_state.path}' is a training state of a loop of your own, or of Model.")
+        at = Position(**facts["at"])
         if at.epochs_begun > epochs:
             got = f"but got {epochs}: '{found_state.path}' has begun epoch {at.epochs_begun}"
             raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.epochs_begun}, {got}.")
         warn_about_random_layers(self._network)
-        if not self._window.can_load(micro_batches):
-            cannot_continue = "windows of 1" if self._window.size == 1 else "several ranks or a CoupledLoss"
-            raise CheckpointError(
-                f"The state holds {quantity(micro_batches, 'micro-batch')} of an open window, which {cannot_continue} "
-                "can't continue. Resume with the settings it was saved with, or from a state between two windows."
-            )
-        parameters = {**parameters, **self._window.accumulators(micro_batches)}
         if found_state.changed:
             restore(found_state.state, parameters, found_state.path, leave_out=SETTING, optional=OPTIONAL_PREFIXES)
         else:
             restore(found_state.state, parameters, found_state.path)
-        self._window.load(metadata["window"], metadata)
-        if not found_state.changed:
-            return at
-        if self._window.size is None:  # it may contain a part of a batch, and batches may be different now
-            self._window.clear()
-        return data.convert(at)
+        self._step.load(facts)
+        return data.convert(at) if found_state.changed else at

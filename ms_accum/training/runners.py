@@ -1,12 +1,14 @@
-"""What runs the micro-batches of a driver's window: with accumulators, or at once."""
+"""What runs a driver's windows: micro-batch by micro-batch, several in one graph, or without accumulators."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from typing import Any, Protocol
+import logging
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import Any, Callable
 
 import mindspore as ms
+import numpy as np
 from mindspore import Tensor, nn, ops
 
 from ..engine.cells import TrainForwardBackward, TrainOptim, cells_around, part_of_larger_graph
@@ -14,99 +16,87 @@ from ..engine.config import WindowConfig
 from ..engine.forward import Forward
 from ..engine.loss_scale import own_scale
 from ..engine.window import Window
-from ..loss.objective import Objective
 from ..network.branch import branch
 from ..network.calls import call
-from ..network.compiled import Compiled
-from ..network.optimizers import LearningRate
+from ..network.compiled import Compiled, in_graphs
+from .shares import Inputs
 
 _GOES_ON, _ENDS = Tensor(False), Tensor(True)
 _OWNER = "GradientAccumulation"
+_log = logging.getLogger("ms_accum")
+# A graph takes at most this number of micro-batches, and of bytes of their columns.
+_MOST, _BYTES = 16, 16 * 2**20
+_LARGEST = 24 * 2**20
+"""int, the bytes of parameters up to which loops are faster than calls."""
 
 
-class Runner(Protocol):
-    """Runs the micro-batches of a window."""
-
-    @property
-    def accumulators(self) -> dict[str, ms.Parameter]: ...
-    def add(self, micro_batch: tuple, weight: Tensor | None, last: bool) -> Any: ...
-    def pass_over(self) -> None: ...
-    def end(self, scalars: Callable[[], Tensor] | None) -> tuple: ...
-    def clear(self) -> None: ...
-
-
-class Accumulating:
-    """Runs windows with accumulators: the three Cells around one `Window`.
+class ByCalls:
+    """Runs windows with accumulators, micro-batch by micro-batch: the three Cells around one `Window`.
 
     Where its end needs nothing from the host, the last micro-batch and the end are one graph, the same that runs the
     other micro-batches: on CPU a call costs as much as a small network.
 
     Args:
-        network (Cell): returns a micro-batch's loss from its columns.
-        window (Window): the window.
+        network (Cell): returns a micro-batch's loss from its inputs.
+        window (Window): the accumulators, and how a window ends.
     """
 
     def __init__(self, network: nn.Cell, window: Window):
         config = window.config
-        self._window = window
+        self.window, self.network = window, network
         sens = own_scale(config.optimizer)
-        self._forward_backward, self._optim, self._clear = cells_around(window, network, sens)
-        self._add_and_end: _AddAndEnd | None = None
+        self._forward_backward, self.optim, self._clear = cells_around(window, network, sens)
+        self._add_and_end: AddAndEnd | None = None
         if config.group is None and config.dynamic is None:
-            self._add_and_end = _AddAndEnd(part_of_larger_graph(window, network, sens), self._optim)
-        self._ended: tuple | None = None
+            self._add_and_end = AddAndEnd(part_of_larger_graph(window, network, sens), self.optim)
         self._add_zeros = None if window.sum_over_ranks is None else _AddZeros(window)
-        self._learning_rate = LearningRate(config.optimizer)
+        self._ended: tuple | None = None
 
-    def add(self, micro_batch: tuple, weight: Tensor | None, last: bool = False) -> Any:
-        """Add a micro-batch and return its loss.
+    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> list[np.ndarray] | None:
+        """Run micro-batches, and return their losses; None if `stops` has asked to stop after one of them.
 
         Args:
-            micro_batch (tuple): its columns.
-            weight (Optional[Tensor]): its weight.
-            last (bool): whether `end` follows. Default: ``False``.
+            inputs (Sequence[tuple]): of each micro-batch the factor of its loss, and the inputs of the network.
+            ends (bool): whether `end` follows, so that the end may be in the same graph.
+            stops (Callable): is asked after each micro-batch.
         """
+        losses = []
+        for number, (factor, columns) in enumerate(inputs, 1):
+            losses.append(self._run(factor, columns, last=ends and number == len(inputs)))
+            if number < len(inputs) and stops():
+                return None
+        return [loss.asnumpy() for loss in losses]
+
+    def _run(self, factor: float | None, columns: tuple, *, last: bool) -> Tensor:
+        weight = None if factor is None else _as_tensor(factor)
         if self._add_and_end is None:
-            return self._forward_backward(*micro_batch, weight=weight)
-        if not last:
-            return self._add_and_end(_GOES_ON, weight, *micro_batch)[0]
-        lr = self._learning_rate()
-        loss, updated, norm = self._add_and_end(_ENDS, weight, *micro_batch)
-        self._ended = (lr, updated, norm)
+            return self._forward_backward(*columns, weight=weight)
+        loss, *ended = self._add_and_end(_ENDS if last else _GOES_ON, weight, *columns)
+        if last:
+            self._ended = (*ended, None)
         return loss
 
-    def pass_over(self) -> None:
-        """Skip a micro-batch of weight 0."""
+    def pass_over(self, number: int) -> None:
+        """Take part in this number of micro-batches of other ranks, which wait for the sum after each."""
         if self._add_zeros is not None:
-            self._add_zeros()
-        if self._window.skips is not None:
-            self._window.skips.pass_over()
+            for _ in range(number):
+                self._add_zeros()
 
-    @property
-    def accumulators(self) -> dict[str, ms.Parameter]:
-        """The accumulators, by names that are the same in every process."""
-        return {f"window.{name}": parameter for name, parameter in self._window.state.items()}
-
-    def clear(self) -> None:
-        """Discard the window."""
-        self._ended = None
-        self._clear()
-
-    def end(self, scalars: Callable[[], Tensor] | None) -> tuple:
-        """Update and clear; return the learning rate used, whether the optimizer was called, and the norm.
-
-        Args:
-            scalars (Optional[Callable]): returns numbers to sum over the ranks; their sums are also returned.
-        """
+    def end(self, figures: Callable[[], Tensor]) -> tuple:
+        """Update and clear; return whether the optimizer was called, the norm, and the sum of `figures` over ranks."""
         if self._ended is not None:
             ended, self._ended = self._ended, None
             return ended
-        lr = self._learning_rate()
-        updated, norm, *sums = self._optim(None if scalars is None else scalars())
-        return (lr, updated, norm, *sums)
+        config = self.window.config
+        return self.optim(figures()) if config.group or config.dynamic else (*self.optim(), None)
+
+    def clear(self) -> None:
+        """Discard what has been added."""
+        self._ended = None
+        self._clear()
 
 
-class _AddAndEnd(Compiled):
+class AddAndEnd(Compiled):
     """Add a micro-batch to a window, and end the window if it is the last.
 
     Args:
@@ -137,7 +127,7 @@ class _AddAndEnd(Compiled):
 
 
 class _AddZeros(Compiled):
-    """Add zeros to the sum over the ranks if this rank's micro-batch has weight 0: the other ranks wait for the sum."""
+    """Add zeros to the sum over the ranks, if other ranks have more micro-batches: they wait for the sum."""
 
     def __init__(self, window: Window):
         super().__init__(_OWNER, window.config.compiles)
@@ -147,40 +137,194 @@ class _AddZeros(Compiled):
         return ops.depend(Tensor(True), self.window.add(self.window.zeros()))
 
 
+class ByLoops:
+    """Runs windows of small networks, several micro-batches in one graph, whose call would cost as much as they do.
+
+    Micro-batches of equal shapes are copied into arrays of a fixed size, which belong to the graph's inputs, so that
+    windows of any size run in one graph: with a second one random layers would repeat their masks.
+
+    Args:
+        by_calls (ByCalls): has the Cells, and runs windows if MindSpore can't compile a loop over the network.
+    """
+
+    def __init__(self, by_calls: ByCalls):
+        self._by_calls = by_calls
+        self._loop: Loop | None = Loop(by_calls.window, by_calls.network, by_calls.optim)
+        self._has_run = False
+        self._arrays: dict[tuple, tuple] = {}
+        self._ended: tuple | None = None
+        self.window, self.pass_over = by_calls.window, by_calls.pass_over
+
+    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> list[np.ndarray] | None:
+        """Do what `ByCalls.add` does; `stops` is asked after each graph."""
+        losses: list[np.ndarray] = []
+        while self._loop is not None and len(losses) < len(inputs):
+            if losses and stops():
+                return None
+            losses += self._run(self._loop, inputs[len(losses) :], ends)
+        return losses if self._loop is not None else self._by_calls.add(inputs, ends=ends, stops=stops)
+
+    def _run(self, loop: Loop, inputs: Sequence[Inputs], ends: bool) -> list[np.ndarray]:
+        """Run the first micro-batches of these, as many as one graph takes, and return their losses."""
+        kind = _kind(inputs[0])
+        if kind not in self._arrays:
+            self._arrays[kind] = _arrays(inputs[0])
+        factors, arrays, tensors = self._arrays[kind]
+        number = 0
+        for factor, columns in inputs[: len(factors)]:
+            if _kind((factor, columns)) != kind:
+                break
+            factors[number] = 0.0 if factor is None else factor
+            for array, value in zip(arrays, _values(columns)):
+                array[number] = value
+            number += 1
+        last = ends and number == len(inputs)
+        weighs, *stacks = tensors
+        rest = iter(stacks)
+        columns = tuple([next(rest) if isinstance(each, ms.Tensor) else each for each in inputs[0][1]])
+        weights = None if inputs[0][0] is None else weighs
+        try:
+            results = loop(_number(number), _ENDS if last else _GOES_ON, weights, *columns).asnumpy()
+        except Exception as error:
+            if self._has_run:
+                raise
+            _log.debug("For '%s', micro-batches are not run in a loop: %s", _OWNER, error)
+            self._loop = None
+            self._by_calls.clear()
+            return []
+        self._has_run = True
+        if last:
+            self._ended = (*results[-2:], None)
+        losses = results[:-2].reshape(len(factors), -1) if loop.has_terms else results[:-2]
+        return list(losses[:number])
+
+    def end(self, figures: Callable[[], Tensor]) -> tuple:
+        """Do what `ByCalls.end` does."""
+        ended, self._ended = self._ended, None
+        return ended or self._by_calls.end(figures)
+
+    def clear(self) -> None:
+        """Discard what has been added."""
+        self._ended = None
+        self._by_calls.clear()
+
+
+def _kind(inputs: Inputs) -> tuple:
+    """Return what micro-batches of one graph have in common."""
+    factor, columns = inputs
+    kinds = [(each.shape, each.dtype) if isinstance(each, ms.Tensor) else each for each in columns]
+    return (factor is None, *kinds)
+
+
+def _values(columns: tuple) -> list[np.ndarray]:
+    return [each.asnumpy() for each in columns if isinstance(each, ms.Tensor)]
+
+
+def _arrays(inputs: Inputs) -> tuple[np.ndarray, list[np.ndarray], list[Tensor]]:
+    """Return arrays of factors and columns of as many micro-batches as a graph takes, and Tensors with their memory."""
+    values = _values(inputs[1])
+    size = max(1, min(_MOST, _BYTES // max(1, sum(value.nbytes for value in values))))
+    factors, arrays = np.zeros(size, np.float32), [np.zeros((size, *value.shape), value.dtype) for value in values]
+    return factors, arrays, [Tensor.from_numpy(array) for array in (factors, *arrays)]
+
+
+@lru_cache(maxsize=1024)
+def _as_tensor(factor: float) -> Tensor:
+    return Tensor(factor, ms.float32)
+
+
+@cache
+def _number(number: int) -> Tensor:
+    return Tensor(number, ms.int32)
+
+
+class Loop(Compiled):
+    r"""Add micro-batches to a window, and end the window if the last of them does.
+
+    Inputs:
+        - **number** (Tensor) - how many of them are run.
+        - **last** (Tensor) - whether the window ends with them.
+        - **factors** (Optional[Tensor]), **\*inputs** - a row for each, of what `AddAndEnd` takes.
+
+    Outputs:
+        Tensor, one vector, because each that is read costs time: a loss for each row, or a row of losses; whether the
+        parameters were updated; and the norm before clipping.
+    """
+
+    def __init__(self, window: Window, network: nn.Cell, optim: TrainOptim):
+        config = window.config
+        super().__init__(config.owner, config.compiles, network, config.optimizer)
+        self.forward_backward = part_of_larger_graph(window, network, own_scale(config.optimizer))
+        self.optim, self.window = optim, window
+        self.has_terms = self.forward_backward.loss_and_gradients.has_terms
+        used = (*window.boundary.touched, *network.get_parameters())
+        self.touched = tuple({id(parameter): parameter for parameter in used}.values())
+
+    def construct(self, number: Any, last: Any, factors: Any, *inputs: Any) -> Any:
+        rows = inputs[0].shape[0]
+        numbers = ops.arange(rows)
+        losses = ops.zeros((rows,), ms.float32)
+        if self.has_terms:
+            numbers = ops.reshape(numbers, (rows, 1))
+            losses = ops.zeros((rows, 1 + inputs[-2].shape[1]), ms.float32)
+        # What a loop uses has to occur before it: see `Boundary.touch`.
+        at = Tensor(0, ms.int32)
+        number = ops.depend(number, self.touched)
+        while at < number:
+            columns: Any = ()
+            for each in inputs:
+                columns = (*columns, ops.gather(each, at, 0) if isinstance(each, Tensor) else each)
+            weight = None if factors is None else ops.gather(factors, at, 0)
+            loss = call(self.forward_backward, columns, weight=weight)
+            losses = ops.where(numbers == at, ops.cast(loss, ms.float32), losses)
+            at = at + 1
+        updated, norm = Tensor(False), Tensor(0.0, ms.float32)
+        if self.window.boundary.touch(last):
+            updated, norm = self.optim()
+        ended = ops.stack((ops.cast(updated, ms.float32), norm))
+        return ops.cat((ops.reshape(losses, (-1,)), ended))
+
+
+def loops(network: nn.Cell, config: WindowConfig, columns: Sequence[Tensor]) -> bool:
+    """Return whether windows of a network are run in loops: where this has been measured, and was faster."""
+    if config.group is not None or config.dynamic is not None or config.sparse or not in_graphs(config.compiles):
+        return False
+    parameters = sum(parameter.nbytes for parameter in config.parameters)
+    is_bfloat16 = any(column.dtype == ms.bfloat16 for column in columns)
+    return ms.get_context("device_target") == "CPU" and parameters <= _LARGEST and not is_bfloat16
+
+
 class AtOnce:
     """Runs windows of one micro-batch, without accumulators.
 
     Args:
-        objective (Objective): the loss.
+        network (Cell): returns a micro-batch's loss from its inputs.
         config (WindowConfig): what a window works with.
     """
 
-    accumulators: dict[str, ms.Parameter] = {}
-    _ended: tuple | None = None
+    def __init__(self, network: nn.Cell, config: WindowConfig):
+        self._cell = _UpdateAtOnce(network, config)
+        self._update_with_zeros = _UpdateWithZeros(self._cell)
+        self._ended: tuple | None = None
 
-    def __init__(self, objective: Objective, config: WindowConfig):
-        self._cell = _UpdateAtOnce(objective.forward, config)
-        self._update_with_zeros = None if config.weighted else _UpdateWithZeros(self._cell)
-        self._learning_rate = LearningRate(config.optimizer)
+    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> list[np.ndarray]:
+        """Run the micro-batch and update with it; its factor would be 1."""
+        del ends, stops
+        losses = []
+        for _, columns in inputs:
+            loss, *ended = self._cell(*columns)
+            self._ended = (*ended, None)
+            losses.append(loss.asnumpy())
+        return losses
 
-    def add(self, micro_batch: tuple, weight: Tensor | None, last: bool) -> Tensor:
-        """Run a micro-batch and update with it; a weight would cancel out."""
-        del weight, last
-        lr = self._learning_rate()
-        loss, updated, norm = self._cell(*micro_batch)
-        self._ended = (lr, updated, norm)
-        return loss
+    def pass_over(self, number: int) -> None:
+        """Do nothing: there are no other ranks."""
 
-    def pass_over(self) -> None:
-        """Skip a micro-batch of weight 0. The mean over no rows does not exist; their sum is 0, and updates."""
-        if self._update_with_zeros is not None:
-            self._ended = (self._learning_rate(), *self._update_with_zeros())
-
-    def end(self, scalars: Any) -> tuple:
-        """Do what `Accumulating.end` does; if the micro-batch had weight 0, a mean has no update and no norm."""
-        del scalars
+    def end(self, figures: Callable[[], Tensor]) -> tuple:
+        """Return what `ByCalls.end` does; a sum of no rows is 0, and updates."""
+        del figures
         ended, self._ended = self._ended, None
-        return ended or (self._learning_rate(), Tensor(False), Tensor(math.nan, ms.float32))
+        return ended or (*self._update_with_zeros(), None)
 
     def clear(self) -> None:
         """Discard the window."""

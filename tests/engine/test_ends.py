@@ -8,7 +8,9 @@ from mindspore import Tensor
 
 from helpers import micro_batch, run, slope_driver
 from ms_accum import split_batch, updates_per_epoch
-from ms_accum.engine.ends import is_full, mark_batch_ends, mark_ends
+from ms_accum.engine.ends import is_full, planned, sizes_of
+from ms_accum.training.data import Position
+from ms_accum.training.windows import Windows
 from reference import windows
 
 SIZES = range(1, 18)
@@ -52,13 +54,40 @@ def test_updates_per_epoch_rejects_invalid_epoch():
         updates_per_epoch(4, 2, "carry", epoch=0)
 
 
-def test_mark_ends():
-    for size in SIZES:
+def read(batches, *, sizes=None, micro_batch_size=None, tail="flush", epochs=1):
+    """Return the values of each window of a run, the values that wait, and how many batches each window has read."""
+    waiting, found = [], []
+    reader = Windows(sizes, micro_batch_size, tail, lambda: len(found), waiting, lambda: False)
+    for epoch in range(1, epochs + 1):
+        at = Position(epoch=epoch)
+        for window in reader.of_epoch([(Tensor(batch),) for batch in batches], at):
+            found.append(([part[0].asnumpy().tolist() for part in window], at.batches))
+    return found, [part[0].asnumpy().tolist() for part in waiting]
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_windows_are_those_of_the_definition(tail):
+    for size in SIZES[::3]:
+        batches = [np.array([number]) for number in range(size)]
         for window in WINDOWS:
-            for pending in range(window):
-                ends = [number for number, end in mark_ends(range(size), window, pending) if end]
-                made, _ = windows(pending + size, window, 1, "drop")
-                assert ends == [ended.micro_batches[-1] - pending for ended in made]
+            sizes = sizes_of("test", "mini_steps", window)
+            found, waiting = read(batches, sizes=sizes, tail=tail, epochs=EPOCHS)
+            made, left = windows(size, window, EPOCHS, tail)
+            expected = [[[number % size] for number in ended.micro_batches] for ended in made]
+            assert [values for values, _ in found] == expected
+            assert waiting == [[number % size] for number in left]
+
+
+def test_nothing_is_read_beyond_a_window():
+    found, _ = read([np.array([number]) for number in range(5)], sizes=sizes_of("test", "mini_steps", 2))
+    assert [batches for _, batches in found] == [2, 4, 5]
+
+
+def test_size_is_asked_when_a_window_begins():
+    found, _ = read(
+        [np.array([number]) for number in range(6)], sizes=sizes_of("test", "mini_steps", {0: 1, 1: 2, 2: 3})
+    )
+    assert [len(values) for values, _ in found] == [1, 2, 3]
 
 
 def test_is_full_gives_same_result_for_tensors():
@@ -114,6 +143,13 @@ def test_split_batch_rejects_invalid_sizes():
         next(split_batch((np.zeros(4), np.zeros(3)), 2))
 
 
-def test_mark_batch_ends():
-    ends = [(len(rows), end) for (rows,), end in mark_batch_ends([np.zeros(5), np.zeros(2)], micro_batch_size=2)]
-    assert ends == [(2, False), (2, False), (1, True), (2, True)]
+@pytest.mark.parametrize("tail", TAILS)
+def test_planned_windows_of_changing_sizes_are_read(tail):
+    sizes = sizes_of("test", "mini_steps", {0: 1, 4: 3, 8: 2})
+    found, _ = read([np.array([number]) for number in range(7)], sizes=sizes, tail=tail, epochs=EPOCHS)
+    assert planned("test", 7, sizes, tail, EPOCHS) == len(found)
+
+
+def test_each_batch_that_is_split_is_a_window():
+    found, _ = read([np.arange(5), np.arange(2)], micro_batch_size=2)
+    assert found == [([[0, 1], [2, 3], [4]], 1), ([[0, 1]], 2)]

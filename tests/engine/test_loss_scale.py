@@ -20,7 +20,6 @@ from ms_accum import (
     TrainOptim,
 )
 from reference import miss
-from runs import stop_after
 from ways import WAYS, Half, Root, Trained
 
 ROWS = [(1.0, 2.0, 2), (3.0, -1.0, 4), (0.5, 0.25, 1), (-2.0, 1.0, 2), (4.0, 4.0, 4)]
@@ -107,6 +106,12 @@ class Run:
         self.model = GradientAccumulation(self.network, None, self.optimizer, loss_scale=scaler, check="off")
         self.scaler = scaler
 
+    def stop_after(self, windows, folder):
+        """Train until a stop is requested in the next window."""
+        stop = Checkpointer(folder, stop=lambda: len(self.recorder.records) == windows)
+        with pytest.raises(Stopped):
+            self.train(stop)
+
     def train(self, states=None):
         data = [micro_batch(1.0, number / 8) for number in range(9)]
         self.model.train_process(2, data, 2, report=self.recorder, ckpt_path=None, checkpointer=states)
@@ -121,8 +126,7 @@ class Run:
 
 @pytest.mark.host
 def test_resuming_with_other_scale_is_rejected(tmp_path):
-    with pytest.raises(Stopped):
-        Run().train(Checkpointer(tmp_path, stop=stop_after(2)))
+    Run().stop_after(1, tmp_path)
     plain = Run()
     plain.model = GradientAccumulation(plain.network, None, plain.optimizer, check="off")
     with pytest.raises(ValueError, match="loss_scale"):
@@ -131,8 +135,7 @@ def test_resuming_with_other_scale_is_rejected(tmp_path):
 
 @pytest.mark.host
 def test_overflows_before_a_stop_are_not_those_of_the_resumed_run(tmp_path):
-    with pytest.raises(Stopped):
-        Run().train(Checkpointer(tmp_path, stop=stop_after(6)))
+    Run().stop_after(3, tmp_path)
     resumed, whole = Run().train(Checkpointer(tmp_path, resume="auto")), Run().train()
     overflows = [record.overflow for record in whole.recorder.records]
     assert overflows[:4] == [True, True, True, False] and resumed.left == whole.left
@@ -195,8 +198,7 @@ def test_scale_shared_by_two_optimizers_is_rejected():
 @pytest.mark.host
 def test_resume_with_allowed_change_starts_new_scale(tmp_path):
     def stopped(folder, run):
-        with pytest.raises(Stopped):
-            run.train(Checkpointer(folder, stop=stop_after(4)))
+        run.stop_after(2, folder)
         return Checkpointer(folder, resume="auto", allow_config_change=True)
 
     def plain(**options):
@@ -214,7 +216,7 @@ def test_resume_with_allowed_change_starts_new_scale(tmp_path):
 @pytest.mark.host
 def test_scales_have_unique_parameter_names():
     made = [Trained("driver", Half(), loss_scale=amp.DynamicLossScaler(64.0, 2, 50)) for _ in range(2)]
-    names = [run.system._window.config.dynamic.value.name for run in made]
+    names = [run.system._step.config.dynamic.value.name for run in made]
     assert len(set(names)) == 2
 
 

@@ -14,7 +14,7 @@ from mindspore.dataset import GeneratorDataset
 from mindspore.train import Model
 
 import reference
-from helpers import Slope, micro_batch
+from helpers import Slope, micro_batch, run, seen_gradient, slope_driver
 from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, GradientAccumulation, Stopped
 from runs import stop_after
 from ways import WAYS, Trained
@@ -254,7 +254,7 @@ def test_stage_that_holds_the_weights():
     network.w.set_data(Tensor([5.0], ms.float32))
     model.train_process(1, [micro_batch(1.0)] * 2, 2, report=(), ckpt_path=None)
     assert network.w.asnumpy() == pytest.approx(5.0 - 1.5)
-    assert sorted(model._window.config.state) == ["stages.1.calls.number", "stages.1.windows_skipped"]
+    assert sorted(model._step.config.state) == ["stages.1.calls.number", "stages.1.windows_skipped"]
 
 
 @pytest.mark.host
@@ -264,7 +264,7 @@ def test_stage_that_spoils_gradients_lowers_no_scale_and_is_no_error():
     assert (made.updates, made.system.skipped, made.system.overflows, made.system.loss_scale) == (0, 3, 0, 64.0)
 
 
-@pytest.mark.parametrize("stop", [3, 5])
+@pytest.mark.parametrize("stop", [8, 10])
 def test_what_a_stage_remembers_is_resumed(stop, page, tmp_path):
     def model():
         network = Slope()
@@ -309,7 +309,7 @@ def test_what_a_cell_remembers_in_tuples_and_objects_is_saved(jit, monkeypatch):
     model.train_process(1, [micro_batch(1.0)] * 4, 2, report=(), ckpt_path=None)
     assert network.w.asnumpy() == pytest.approx(-(1.0 + 1.5))
     names = ["stages.1.averages.0", "stages.1.calls.number", "stages.1.windows_skipped"]
-    assert sorted(model._window.config.state) == names
+    assert sorted(model._step.config.state) == names
     average.averages[0].set_data(Tensor([8.0], ms.float32))
     model.train_process(1, [micro_batch(1.0)] * 2, 2, report=(), ckpt_path=None)
     assert network.w.asnumpy() == pytest.approx(-(1.0 + 1.5) - 5.0) and int(average.calls.number) == 3
@@ -338,3 +338,13 @@ def test_other_stages_do_not_resume(tmp_path, page):
         train([page.SkipSpikes()], Checkpointer(tmp_path, stop=stop_after(1)))
     with pytest.raises(ValueError, match="stages"):
         train([], Checkpointer(tmp_path, resume="auto"))
+
+
+def unchanged(gradients, norm):
+    return gradients
+
+
+def test_gradients_are_clipped_once_before_a_stage():
+    model = slope_driver(clip_norm=1.0, stages=[unchanged])
+    run(model, [micro_batch(3.0), micro_batch(5.0)], 2)
+    assert seen_gradient(model) == pytest.approx(1.0, rel=1e-6)

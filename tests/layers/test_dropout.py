@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import mindspore as ms
 import numpy as np
@@ -306,15 +307,16 @@ def lost(network):
     return network
 
 
-def left_by(folder, change, monkeypatch, stops):
-    """Return what a run leaves that was stopped inside a window, and between windows."""
-    monkeypatch.setattr(runs, "network_of", lambda features: network_of(change))
-    return runs.stopped_and_resumed(folder, stops, runs.Run, runs.even, 3)
+def left_by(folder, change, stops):
+    """Return what a run leaves that was stopped inside windows."""
+    make = partial(runs.Run, make_network=lambda features: network_of(change))
+    return runs.stopped_and_resumed(folder, stops, make, runs.even, 3)
 
 
-def test_resumed_run_draws_same_masks(tmp_path, monkeypatch, stops=(4,)):
-    expected = left_by(tmp_path / "one", replace_dropout, monkeypatch, [])
-    runs.check_same(left_by(tmp_path / "two", replace_dropout, monkeypatch, stops), expected)
+def test_resumed_run_draws_same_masks(tmp_path):
+    expected, stops = left_by(tmp_path / "one", replace_dropout, []), [12]  # in the second window
+    runs.check_same(left_by(tmp_path / "two", replace_dropout, stops), expected)
+    assert left_by(tmp_path / "three", lost, stops)[0] != expected[0]
 
 
 def test_loading_model_with_other_kind_of_dropout_explains_error(tmp_path):

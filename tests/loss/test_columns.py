@@ -92,10 +92,10 @@ def test_error_in_the_network_is_raised_unchanged():
 
 
 @pytest.mark.host
-def test_error_after_the_first_micro_batch_is_raised_unchanged():
+def test_error_after_the_first_window_is_raised_unchanged():
     later = np.where(np.arange(8) == 7, 7, LABELS).astype(np.int32)
     with pytest.raises(RuntimeError, match="(?s)'SparseSoftmaxCrossEntropyWithLogits' got error label.*Call Stack"):
-        run(driver(), [(IMAGES, LABELS), (IMAGES, later)], 2)
+        run(driver(), [(IMAGES, LABELS)] * 2 + [(IMAGES, later)], 2)
 
 
 # The number of columns

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import os
+from itertools import zip_longest
 
 import mindspore as ms
 import numpy as np
 import pytest
 
 import ranks as program
-from helpers import Recorder, cross_entropy
+from helpers import Recorder, cross_entropy, joined
 from ms_accum import (
     Accumulator,
     Checkpointer,
     CheckpointError,
     GradientAccumulation,
-    Group,
     evaluate,
     own_group,
     total,
 )
 from ms_accum.ranks import reduction
 from ms_accum.ranks.group import group_of
-from ms_accum.saving.checkpointer import StateFolder
 from ms_accum.training.data import Data, Position
-from ms_accum.training.run_state import RunState
 from reference import miss
-from runs import Run, numbers, stop_after
+from runs import Run, numbers
 
 
 def same(at_end, name):
@@ -45,7 +43,7 @@ def alone(reduction, mini_steps, rows):
     """Train one process with the data of all ranks."""
     model = program.driver_of(program.network_of(), reduction=reduction, clip_norm=0.5)
     records = program.train(model, program.all_data(rows), mini_steps)
-    return records, [parameter.asnumpy() for parameter in model._window.optimizer.get_parameters()]
+    return records, [parameter.asnumpy() for parameter in model._step.optimizer.get_parameters()]
 
 
 @pytest.mark.host
@@ -82,19 +80,50 @@ def test_all_ranks_stop_at_a_tail(at_end):
     assert [rank["tails"] for rank in at_end[0]] == [2] * len(at_end[0])
 
 
-def test_different_numbers_of_windows_raise_on_all_ranks(at_end):
-    messages = [rank["windows"] for rank in at_end[0]]
-    counts = [f"{6 if number == 0 else 2} on rank {number}" for number in range(len(messages))]
-    assert set(messages) == {
-        f"For 'train_process', all ranks must have the same number of windows, but got {', '.join(counts)}."
-    }
+def check_windows(at_end, name, windows):
+    """Check for the training of one process with a batch for each window of all ranks."""
+    result = same(at_end, name)
+    model = program.driver_of(program.network_of(), clip_norm=0.5)
+    records = program.train(model, [joined(window) for window in windows], 1)
+    check_close(result, [parameter.asnumpy() for parameter in model._step.optimizer.parameters])
+    assert [record[6] for record in result["records"]] == [record.samples for record in records]
+    for column in (3, 5):  # loss, norm
+        expected = [record[column] for record in records]
+        assert [record[column] for record in result["records"]] == pytest.approx(expected, rel=1e-5)
 
 
-def test_settings_that_ranks_do_not_support_are_rejected(at_end):
+@pytest.mark.host
+@pytest.mark.parametrize("name", ["uneven", "uneven in step", "uneven zero 2"])
+def test_rank_without_data_takes_part_until_no_rank_has_any(at_end, name):
+    """Rank 0 has no micro-batch in the last window; the sizes of data sets need not be known."""
+    shards = [program.uneven_data(rank) for rank in range(len(at_end[0]))]
+    starts = range(0, max(program.SHARDS), program.N)
+    assert starts[-1] >= len(shards[0])
+    check_windows(at_end, name, [[part for own in shards for part in own[at : at + program.N]] for at in starts])
+
+
+def test_ranks_plan_the_windows_of_all(at_end):
     for rank in at_end[0]:
-        size, tail = rank["refused"]
-        assert "'train_dataset' must be one with a known size if several processes train" in size
-        assert "'tail' must be 'flush' or 'drop' with a 'checkpointer' and several processes" in tail
+        assert [rank["uneven"]["planned"], rank["uneven in step"]["planned"]] == [6, None]
+
+
+@pytest.mark.host
+def test_ranks_split_batches_into_other_numbers_of_micro_batches(at_end):
+    by_rank = [program.batches_to_split(rank) for rank in range(len(at_end[0]))]
+    check_windows(at_end, "split", [[batch for batch in window if batch] for window in zip_longest(*by_rank)])
+
+
+def test_ranks_with_other_numbers_of_windows_resume_from_each(at_end):
+    results = [rank["uneven and resumed"] for rank in at_end[0]]
+    assert results == [results[0]] * len(results)
+    assert results[0] == [results[0][0]] * 6 and results[0][0][0] == 6
+
+
+def test_ranks_resume_with_a_tail_that_is_carried(at_end):
+    for rank in at_end[0]:
+        uninterrupted, stopped, resumed, refused = rank["carried"]
+        assert resumed == uninterrupted and [uninterrupted[0], stopped[0]] == [4, 1]
+        assert "all ranks must have the same number of batches in an epoch, but got 4 on rank 0, 3 on rank 1" in refused
 
 
 @pytest.mark.host
@@ -130,9 +159,7 @@ def test_one_process_resumes_from_a_state_of_several_ranks(at_end):
         program.train(model, data, 3 * ranks, checkpointer=rejected)
     allowed = Checkpointer(folder / "one", resume=state, allow_config_change=True)
     program.train(model, data, 3 * ranks, checkpointer=allowed)
-    check_close(
-        at_end[0][0]["resumed"], [parameter.asnumpy() for parameter in model._window.optimizer.get_parameters()]
-    )
+    check_close(at_end[0][0]["resumed"], [parameter.asnumpy() for parameter in model._step.optimizer.get_parameters()])
 
 
 # In one process
@@ -193,23 +220,6 @@ def test_position_for_other_ranks_needs_the_batch_size():
         ValueError, match="must provide the size of its batches with 'get_batch_size', because 2 .* and 1 resume"
     ):
         Data(numbers([8] * 18)).convert(position)
-
-
-@pytest.mark.host
-def test_open_window_of_one_process_is_rejected_by_ranks(tmp_path):
-    run = Run()
-    with pytest.raises(Exception, match="state-00000001"):
-        run.train(numbers(), 3, states=Checkpointer(tmp_path, stop=stop_after(2)))
-    state = RunState(run.model._network, run.model._window)
-    saved, parameters = StateFolder(tmp_path).newest(), state.parameters()
-    run.model._window.group = Group(0, 2)
-    with pytest.raises(
-        CheckpointError,
-        match="holds 2 micro-batches of an open window, which several ranks or a CoupledLoss can't continue",
-    ):
-        state.restore(saved, parameters, 2, Data(numbers(), 2))
-    run.model._window.group = None
-    assert state.restore(saved, parameters, 2, Data(numbers())).batches == 2
 
 
 def test_other_ranks_do_not_report_or_save(monkeypatch):

@@ -46,6 +46,13 @@ def test_coupled_ranks_train_like_one_process(coupled, name):
     assert results[0]["samples"] == [record.samples for record in records]
 
 
+def test_different_numbers_of_windows_raise_on_all_ranks(coupled):
+    message = "all ranks must have the same number of windows with a CoupledLoss, but 1 of 2 have no more data"
+    for rank in coupled:
+        said, updates = rank["another number"]
+        assert message in said and updates == 1
+
+
 def test_rows_of_any_type_are_gathered(coupled):
     size = len(coupled)
     for rank, gathered in enumerate(result["gathered"] for result in coupled):

@@ -20,7 +20,7 @@ def check_like_one_process(in_model, name):
     model = program.driver_of(program.network_of(), clip_norm=0.5)
     records = program.train(model, program.all_data(program.ROWS), program.N * len(results))
     arrays = [np.array(array, np.float32) for array in results[0]["parameters"]]
-    expected = [parameter.asnumpy() for parameter in model._window.optimizer.parameters]
+    expected = [parameter.asnumpy() for parameter in model._step.optimizer.parameters]
     assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
     assert results[0]["updates"] == len(records)
     for rank in results:  # at a window's end all see the loss of all rows: callbacks decide alike

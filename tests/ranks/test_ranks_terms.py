@@ -75,5 +75,6 @@ def test_window_in_which_nothing_counts_is_skipped_by_all(ranks):
     assert results[0]["losses"][0] == pytest.approx(means[0]["ce"], rel=1e-6) and means[0]["ce"] > 0
 
 
-def test_one_sum_over_ranks_for_the_divisors_of_a_window(ranks):
-    assert [rank["exchanges"] for rank in ranks] == [[3, 3]] * len(ranks)
+def test_one_small_exchange_of_ranks_in_a_window(ranks):
+    """Of what three terms count, and of what a window needs: `Shared`."""
+    assert [rank["exchanges"] for rank in ranks] == [[9] * 3] * len(ranks)

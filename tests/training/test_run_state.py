@@ -39,8 +39,8 @@ def run(make, folder=None, rates=0.1, stop=None, **options):
     network = Following()
     optimizer = make(network.trainable_params(), rates)
     model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
-    micro_batches = iter(range(1000))
-    options_of_stop = {"stop": lambda: next(micro_batches) == stop} if stop else {}
+    asked = itertools.count(1)  # five times in a window
+    options_of_stop = {"stop": lambda: next(asked) == stop} if stop else {}
     states = None if folder is None else Checkpointer(folder, resume="auto", **options_of_stop, **options)
     data = batches(np.random.RandomState(1), [4] * 12)
     try:
@@ -71,7 +71,7 @@ MAKE = {
 def test_resumed_run_equals_uninterrupted_run(name, tmp_path):
     """Also where another setting was allowed that changes nothing: then the optimizer's settings alone are new."""
     expected = run(MAKE[name])
-    first = run(MAKE[name], tmp_path, stop=5, config={"note": 1})
+    first = run(MAKE[name], tmp_path, stop=12, config={"note": 1})
     resumed = run(MAKE[name], tmp_path, config={"note": 2}, allow_config_change=True)
     assert resumed == expected != first
 
@@ -106,13 +106,13 @@ def test_other_kind_of_learning_rate_with_allow_config_change(reverse, tmp_path)
         return nn.Momentum(parameters, rate, 0.9)
 
     first, second = [0.2, nn.CosineDecayLR(0.0, 0.1, 9)][:: -1 if reverse else 1]
-    run(make, tmp_path, rates=first, stop=5, config={"note": 1})
+    run(make, tmp_path, rates=first, stop=12, config={"note": 1})
     run(make, tmp_path, rates=second, config={"note": 2}, allow_config_change=True)
 
 
 def test_duplicate_names_are_rejected_before_training(tmp_path):
     model = slope_driver()
-    model._window.optimizer.twins = {number: Parameter(Tensor(0.0), name="twin") for number in range(2)}
+    model._step.optimizer.twins = {number: Parameter(Tensor(0.0), name="twin") for number in range(2)}
     with pytest.raises(CheckpointError, match="Two Parameters of the optimizer are named 'twin'"):
         model.train_process(1, [(Tensor([[1.0]]),)], 1, report=(), ckpt_path=None, checkpointer=Checkpointer(tmp_path))
     assert model.updates == 0
@@ -147,8 +147,8 @@ def scheduled(make, folder=None, stop=None, **options):
     model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, scheduler=scheduler)
     states = None
     if folder is not None:
-        micro_batches = itertools.count(1)
-        states = Checkpointer(folder, resume="auto", stop=stop and (lambda: next(micro_batches) >= stop), **options)
+        asked = itertools.count(1)
+        states = Checkpointer(folder, resume="auto", stop=stop and (lambda: next(asked) >= stop), **options)
     recorder = Recorder()
     try:
         data = batches(np.random.RandomState(1), [4] * 12)
@@ -171,7 +171,7 @@ SCHEDULERS = {
 def test_scheduler_steps_per_update_and_resumes(name, tmp_path):
     rates, weights = scheduled(SCHEDULERS[name])
     assert len(rates) == 6 and rates[0] == 0.5 and len(set(rates)) > 2
-    first, _ = scheduled(SCHEDULERS[name], tmp_path, stop=5)
+    first, _ = scheduled(SCHEDULERS[name], tmp_path, stop=12)
     second, resumed_weights = scheduled(SCHEDULERS[name], tmp_path)
     assert len(first) == 2 and first + second == rates and resumed_weights == weights
 

@@ -54,9 +54,9 @@ def reductions(model: GradientAccumulation, case: Case) -> float:
     """Return the sums over ranks for each update, from the graphs."""
     from benchmarks.programs.collectives import collectives_of
 
-    runner = model._window._runner
+    runner = model._step._runner([])
     each = len(collectives_of(runner._forward_backward))
-    return case.window * each + len(collectives_of(runner._optim))
+    return case.window * each + len(collectives_of(runner.optim))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Runs windows with a `CoupledLoss`, in three passes."""
+"""Windows with a `CoupledLoss`: three passes over their micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
@@ -11,89 +12,68 @@ from mindspore import Parameter, Tensor
 
 from .. import _check
 from ..engine.coupled import LossOfBatch, LossOfRepresentations, Represent
-from ..network.parameters import as_array, copied, copies_of, restore
+from ..network.parameters import as_array
 from ..ranks.group import Group, gather_rows, is_first
-
-
-class _LossOfWindow:
-    """The loss of a window that has not been run yet; every micro-batch has this one."""
-
-    value: Tensor | None = None
-
-    def asnumpy(self) -> np.ndarray:
-        """Return its value, after the window has ended."""
-        if self.value is None:
-            raise RuntimeError("For 'CoupledLoss', the window has not been run yet.")
-        return self.value.asnumpy()
+from .shares import Inputs, Shared
 
 
 class Coupled:
-    """Runs windows with a `CoupledLoss`: collects a window, and runs it at its end in three passes.
+    """The loss of a window with a `CoupledLoss`, and the inputs of its third pass.
 
-    The third pass is run by what runs other windows, which sums gradients without weights.
+    The first pass computes representations, the second the loss and their gradients; the third, which is run like other
+    windows, sums products with these gradients.
 
     Args:
         loss_of_batch (LossOfBatch): the network and the loss.
-        runner (Runner): gets the micro-batches of the third pass, for `SumOfProducts`.
-        trained (Sequence[Parameter]): the parameters of the optimizer.
-        loss_parameters (Sequence[Parameter]): those of them that belong to the loss.
+        loss_parameters (Sequence[Parameter]): trained parameters that belong to the loss.
         group (Optional[Group]): the ranks; one loss is computed from all their representations.
         compiles (bool): whether the passes are compiled in PyNative mode.
+        undo (Callable): puts back what forwards have changed: the third pass must repeat the first.
     """
 
     def __init__(
         self,
         loss_of_batch: LossOfBatch,
-        runner: Any,
-        trained: Sequence[Parameter],
         loss_parameters: Sequence[Parameter],
         group: Group | None,
         compiles: bool,
+        undo: Callable[[], Any],
     ):
-        self._loss_of_batch, self._runner, self._trained, self._group = loss_of_batch, runner, trained, group
+        self._loss_of_batch, self._group, self._compiles, self._undo = loss_of_batch, group, compiles, undo
         self._loss_parameters = list(loss_parameters)
-        self._compiles = compiles
         self._represent = Represent(loss_of_batch, compiles)
         self._second_pass: LossOfRepresentations | None = None
-        self._collected: list[tuple] = []
-        self._loss = _LossOfWindow()
+        self._loss = math.nan
 
-    def add(self, micro_batch: tuple, weight: Tensor | None, last: bool) -> _LossOfWindow:
-        """Collect a copy of a micro-batch, and return the window's loss, to be read after the window has ended."""
-        del weight, last
-        self._collected.append(tuple(copied(column) for column in micro_batch))
-        return self._loss
+    def updates(self, window: Shared) -> bool:
+        """Return whether the window can update."""
+        return bool(window.number)
 
-    def pass_over(self) -> None:
-        """Skip a micro-batch of weight 0, which does not occur here."""
-
-    @property
-    def accumulators(self) -> dict[str, Parameter]:
-        """The accumulators, which do not contain the open window."""
-        return self._runner.accumulators
-
-    def clear(self) -> None:
-        """Discard the window."""
-        self._collected = []
-        self._loss = _LossOfWindow()
-        self._runner.clear()
-
-    def end(self, scalars: Callable[[], Tensor] | None) -> tuple:
-        """Run the window, and do what the end of a window without weights does."""
-        self._run()
-        return self._runner.end(scalars)
-
-    def _run(self) -> None:
-        """Run the window's three passes."""
-        collected, self._collected = self._collected, []
-        loss, self._loss = self._loss, _LossOfWindow()
-        # Counters of random layers, and BatchNorm's statistics: the third pass must repeat the first, and keep them.
-        copies = copies_of(self._loss_of_batch.network.get_parameters(), self._trained)
+    def inputs(self, window: Shared) -> list[Inputs]:
+        """Run the first two passes; return for each micro-batch the inputs of the third."""
+        collected = [part.columns for part in window.parts]
         representations = [self._first_pass(micro_batch) for micro_batch in collected]
-        restore(copies)
-        loss.value, gradients_by_micro_batch = self._cached(representations, collected)
-        for micro_batch, gradients in zip(collected, gradients_by_micro_batch):
-            self._runner.add((*micro_batch[: self._loss_of_batch.columns], *gradients), None)
+        self._undo()
+        loss, gradients_by_micro_batch = self._cached(representations, collected)
+        self._loss = float(loss.asnumpy())
+        size = self._loss_of_batch.columns
+        return [(None, (*columns[:size], *each)) for columns, each in zip(collected, gradients_by_micro_batch)]
+
+    def sums(self, window: Shared, losses: Any) -> tuple[np.ndarray, list[int]]:
+        """Return the loss, from one rank only, and the micro-batches: they are bad together."""
+        del losses
+        bad = [] if math.isfinite(self._loss) else [part.number for part in window.parts]
+        return np.array([self._loss if is_first(self._group) else 0.0]), bad
+
+    def loss(self, sums: np.ndarray, window: Shared) -> float:
+        """Return the window's loss."""
+        del window
+        return float(sums[0])
+
+    def terms(self, sums: np.ndarray, window: Shared) -> dict[str, float]:
+        """Return the means of the loss's terms: it is one."""
+        del sums, window
+        return {}
 
     def _first_pass(self, micro_batch: tuple) -> list[np.ndarray]:
         """Run the first pass of a micro-batch."""

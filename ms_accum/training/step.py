@@ -1,0 +1,258 @@
+"""The driver's step: runs a window, which is read and shared, and counts updates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any, Callable, NamedTuple
+
+import mindspore as ms
+import numpy as np
+from mindspore import Tensor, ops
+
+from .. import _check
+from ..engine.config import WindowConfig
+from ..engine.coupled import LossOfBatch, SumOfProducts, trained_by_loss
+from ..engine.ema import check_not_applied
+from ..engine.nonfinite import RAISE
+from ..engine.window import new_window
+from ..loss.objective import Objective
+from ..network.optimizers import LearningRate, inner_of, is_sharded, warn_if_no_gradient
+from ..network.out_of_memory import memory_advice
+from ..network.state import unique_name
+from ..network.undo import Undo
+from ..ranks.group import is_first
+from .coupled_window import Coupled
+from .runners import AtOnce, ByCalls, ByLoops, loops
+from .shares import OneLoss, SeveralTerms, Shared, shared, without
+
+_OWNER = "GradientAccumulation"
+
+
+class Ended(NamedTuple):
+    """The result of a finished window."""
+
+    updated: bool
+    """Whether the optimizer was called: the gradient was finite, and not all weights were 0."""
+    loss: float
+    """Its mean loss."""
+    lr: float
+    """The learning rate of its update."""
+    grad_norm: float
+    """The norm of its gradient, before clipping."""
+    samples: int
+    """Its rows, on all ranks."""
+    overflow: bool
+    """Whether the loss scale was too large."""
+    bad: Sequence[int]
+    """The micro-batches whose loss was not finite, or that were left out, by their numbers in the window from 1."""
+    terms: Mapping[str, float]
+    """The mean of each term of the loss."""
+
+
+class Step:
+    """Runs the windows of a driver, and counts them.
+
+    Args:
+        objective (Objective): the loss and its weights.
+        config (WindowConfig): what a window works with.
+        scheduler (Optional[LRScheduler]): sets the learning rate after each update. Default: ``None``.
+    """
+
+    def __init__(self, objective: Objective, config: WindowConfig, *, scheduler: Any = None):
+        self.objective, self.config, self.optimizer = objective, config, config.optimizer
+        self.scheduler, self.group = scheduler, config.group
+        self.updates = 0
+        """int, the number of updates so far."""
+        self.skipped = 0
+        """int, the number of windows so far without an update."""
+        self.updated = False
+        """bool, whether the last window updated the parameters."""
+        self.skipped_in_a_row = 0
+        """int, the current number of windows in a row without a finite gradient."""
+        self.raises = config.policy == RAISE
+        """bool, whether the first window without a finite gradient ends the run."""
+        self.can_save = True
+        """bool, whether this process has a state that it can save after an error, without the other ranks."""
+        self._overflows = 0
+        self._coupled = isinstance(objective.forward, LossOfBatch)
+        if self._coupled and config.skips is not None:
+            rule, remedy = "the default with a CoupledLoss", "Its loss is computed once per window."
+            _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, "another value", remedy)
+        self._network = objective.forward
+        self._losses = self._losses_of(objective)
+        self._learning_rate = LearningRate(self.optimizer)
+        self._undo = self._new_undo()
+        self._left_out = Undo((), (), () if config.skips is None else config.skips.changed)
+        self._runners: dict[bool, Any] = {}
+
+    def _losses_of(self, objective: Objective) -> Any:
+        config, terms = self.config, objective.terms
+        if self._coupled:
+            loss_parameters = trained_by_loss(objective.forward, config.parameters)
+            self._network = SumOfProducts(objective.forward, loss_parameters)
+            return Coupled(objective.forward, loss_parameters, self.group, config.compiles, lambda: self._undo.undo())
+        if terms is None:
+            return OneLoss(objective, config.skips is not None)
+        return SeveralTerms(terms, lambda: self.updates, config.half)
+
+    def _new_undo(self) -> Undo:
+        return Undo(self.objective.forward.get_parameters(), self.config.parameters)
+
+    def open(self, size: int | None) -> None:
+        """Prepare for windows of this size; 0 if it changes, None if each batch is a window."""
+        check_not_applied("train_process", self.config.ema)
+        self._undo = self._new_undo()  # layers may have been frozen until now
+        self._size = size
+        self.skipped_in_a_row = 0
+        self._overflows = self.config.overflows
+        self._steps_before = self._optimizer_steps() - self.updates
+
+    def _optimizer_steps(self) -> float:
+        """Return the number of updates that the optimizer has counted; NaN if it does not count."""
+        counted = getattr(inner_of(self.optimizer), "global_step", None)
+        return math.nan if counted is None else int(counted.asnumpy().reshape(-1)[0])
+
+    def share(self, micro_batches: Sequence[tuple] | None, requests: Sequence[float] = (), batches: int = 0) -> Shared:
+        """Return what a window counts for, on all ranks together; None is that of a rank whose data are over."""
+        alone = self._size == 1
+        for micro_batch in micro_batches or ():
+            self.objective.check_micro_batch(micro_batch, alone, self.config.parameters)
+        window = shared(micro_batches, self.objective, requests, self.group, batches=batches)
+        if self._coupled and self.group is not None and 0 < window.ranks < self.group.size:
+            raise RuntimeError(
+                f"For 'train_process', all ranks must have the same number of windows with a CoupledLoss, but "
+                f"{self.group.size - window.ranks} of {self.group.size} have no more data. "
+                "Give all the same number of batches."
+            )
+        return window
+
+    def run(self, window: Shared, stops: Callable[[], bool] = lambda: False) -> Ended | None:
+        """Run a window; None if `stops` has asked to stop inside it: then it has changed nothing.
+
+        Args:
+            window (Shared): what `share` returned.
+            stops (Callable): is asked between micro-batches.
+        """
+        lr, bad, sums = self._learning_rate(), [], None
+        updated, norm = False, math.nan
+        if self._losses.updates(window):
+            with self._running(window):
+                ran = self._run(window, stops)
+            if ran is None:
+                self._discard()
+                return None
+            updated, norm, sums, window, bad = ran
+        loss = math.nan if sums is None else self._losses.loss(sums, window)
+        terms = {} if sums is None else self._losses.terms(sums, window)
+        self.updated = updated
+        self.updates += updated
+        self.skipped += not updated
+        if updated:
+            if self.updates == 1 and window.samples:
+                warn_if_no_gradient("train_process", norm)
+            if self.scheduler is not None:
+                self.scheduler.step()
+        overflows_before, self._overflows = self._overflows, self.config.overflows
+        overflow = self._overflows > overflows_before
+        self.can_save = self.group is None or not is_sharded(self.optimizer)
+        return Ended(updated, loss, lr, norm, window.samples, overflow, bad, terms)
+
+    def _run(self, window: Shared, stops: Callable[[], bool]) -> tuple | None:
+        """Run the micro-batches and the end of a window."""
+        self._undo.begin()
+        self._left_out.begin()
+        inputs = self._losses.inputs(window)
+        runner, skips = self._runner(inputs), self.config.skips
+        if skips is not None and self.objective.reduction == "sum":
+            for _ in range(window.empty):
+                skips.pass_over()
+        left_out: list[int] = []
+        may_run_again = skips is not None and self.objective.terms is not None and not isinstance(runner, AtOnce)
+        while True:
+            losses = runner.add(inputs, ends=not may_run_again, stops=stops)
+            if losses is None:
+                return None
+            runner.pass_over(window.longest - len(inputs))
+            sums, bad = self._losses.sums(window, losses)
+            # What is left out takes its shares out of the divisors of all terms, so the others are run again.
+            fewer = without(window, bad, self.group) if may_run_again else None
+            if fewer is None or skips is None:
+                break
+            window, left_out = fewer, left_out + bad
+            overflows = skips.counts.asnumpy()[1]
+            runner.clear()
+            self._undo.undo()
+            ops.assign(skips.counts, Tensor([0.0, overflows], ms.float32))
+            inputs = self._losses.inputs(window)
+        updated, norm, summed = runner.end(partial(Tensor, sums.astype(np.float32)))
+        if self.group is not None:
+            sums = summed.asnumpy().astype(np.float64)
+        if window.parts:
+            self._undo.learn()
+        return bool(updated), float(norm), sums, window, sorted({*left_out, *bad})
+
+    def _runner(self, inputs: Sequence[tuple]) -> Any:
+        """Return what runs windows of this size, created when it is first needed."""
+        # With several ranks, windows of 1 are summed as well.
+        accumulates = self._size != 1 or self.group is not None or self.config.sparse
+        if accumulates not in self._runners:
+            self._runners[accumulates] = self._new_runner(inputs) if accumulates else AtOnce(self._network, self.config)
+        return self._runners[accumulates]
+
+    def _new_runner(self, inputs: Sequence[tuple]) -> Any:
+        config = replace(self.config, weighted=False) if self._coupled else self.config
+        by_calls = ByCalls(self._network, new_window(unique_name("gradient_accumulation"), config))
+        columns = [each for each in (inputs[0][1] if inputs else ()) if isinstance(each, ms.Tensor)]
+        return ByLoops(by_calls) if not self._coupled and loops(self._network, config, columns) else by_calls
+
+    @contextmanager
+    def _running(self, window: Shared) -> Iterator[None]:
+        """Discard the window if one of its micro-batches fails."""
+        self.can_save = False
+        try:
+            yield
+        except BaseException as error:  # also Ctrl-C
+            self._discard()
+            rows = window.parts[0].columns[0].shape[0] if window.parts else 1
+            advice = memory_advice(error, rows, self._size)
+            if advice is not None:
+                raise RuntimeError(advice) from error
+            self.objective.raise_in_one_line(error)
+            raise
+        self.objective.ran()
+
+    def _discard(self) -> None:
+        """Discard what a window has added, and put back what its forwards have changed."""
+        for runner in self._runners.values():  # even the first micro-batch may have added a part
+            runner.clear()
+        has_not_updated = self._optimizer_steps() == self._steps_before + self.updates
+        self.can_save = self._undo.undo() and has_not_updated and self.group is None
+        self._left_out.undo()
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """dict, the counters of past windows, for a training state."""
+        return {
+            "updates": self.updates,
+            "skipped": self.skipped,
+            "updated": self.updated,
+            "skips": self.skipped_in_a_row,
+        }
+
+    def load(self, counters: Mapping[str, Any]) -> None:
+        """Continue from saved counters."""
+        self._overflows = self.config.overflows
+        self.updates = counters["updates"]
+        self._steps_before = self._optimizer_steps() - self.updates
+        self.skipped = counters["skipped"]
+        self.updated = counters["updated"]
+        self.skipped_in_a_row = counters["skips"]
+
+    @property
+    def is_first(self) -> bool:
+        """bool, whether this process writes for all ranks."""
+        return is_first(self.group)
