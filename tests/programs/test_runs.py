@@ -120,7 +120,9 @@ def test_run_that_is_ended_again_and_again_goes_on(tmp_path):
         process.send_signal(number)
         _, err = process.communicate(timeout=100)
         codes.add(process.returncode)
-        assert process.returncode in (-number, 128 + number, 143) and err.count("\n") <= 1, err
+        # MindSpore's data pipeline logs an error of its own if the signal comes while it waits (Errno = 4).
+        lines = [line for line in err.splitlines() if not line.startswith("[ERROR] MD(")]
+        assert process.returncode in (-number, 128 + number, 143) and len(lines) <= 1, err
         saved = list(Path("out").glob("states/state-*"))
         updates.append(read(str(max(saved))).facts["updates"] if saved else 0)
         assert updates[-1] >= updates[-2]
