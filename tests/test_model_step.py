@@ -312,6 +312,15 @@ def test_resuming_before_epoch_end_warns(tmp_path):
 
 
 @pytest.mark.host
+def test_data_set_of_a_resumed_run_begins_anew_after_it(tmp_path):
+    train_resumable(tmp_path, 5)
+    trained, data = Trained(), dataset(make_micro_batches())
+    states = SaveStates(Checkpointer(tmp_path, resume="auto"), trained.step, data)
+    trained.model.train(2, data, callbacks=[FlushTail(), states], initial_epoch=states.initial_epoch)
+    assert len(list(data.create_tuple_iterator(num_epochs=1))) == data.get_dataset_size()
+
+
+@pytest.mark.host
 def test_restored_weights_are_saved(tmp_path):
     """The state of the last window is saved already when EarlyStopping loads the best epoch's weights."""
     trained, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(make_micro_batches())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
@@ -11,6 +12,7 @@ import ranks as program
 import ranks_agreement
 from ms_accum import Group, ZeroOptimizer, total
 from ms_accum.network.optimizers import hyper_parameters, rates_of
+from ms_accum.ranks import agreement
 from ms_accum.ranks import group as collectives
 from ms_accum.ranks.zero import ELEMENTWISE
 from ms_accum.training.run_state import trained_parameters
@@ -320,3 +322,10 @@ def test_sharded_state_has_the_names_and_shapes_of_the_unsharded(kind):
     assert {name: tuple(parameter.shape) for name, parameter in state.items()} == {
         name: tuple(parameter.shape) for name, parameter in plain.items()
     }
+
+
+@pytest.mark.host
+def test_rank_of_which_one_weight_differs_has_drifted(monkeypatch):
+    monkeypatch.setattr(agreement, "gather_numbers", lambda own, group: np.stack([own, own + [0.0, 0.1]]))
+    parameters = [Parameter(Tensor([1.0], ms.float32)), Parameter(Tensor([2.0], ms.float32))]
+    assert agreement._far_from_rank_0(parameters, Group(0, 2)) == [1]

@@ -574,3 +574,15 @@ def test_metrics_rejected_without_output_of_network():
         slope_driver().train_process(
             1, [micro_batch(1.0)], 1, report=(), ckpt_path=None, valid_dataset=[micro_batch(1.0)], metrics={"acc"}
         )
+
+
+@pytest.mark.host
+def test_results_of_an_evaluation_are_not_those_of_the_next_epoch():
+    seen = []
+
+    class Looks(Callback):
+        def on_train_step_end(self, run_context):
+            seen.append("eval_results" in run_context.original_args())
+
+    train(driver()[0], valid_dataset=data([8], seed=5), callbacks=Looks())
+    assert seen == [False] * 6
