@@ -26,6 +26,8 @@ _OWNER = "GradientAccumulation"
 _log = logging.getLogger("ms_accum")
 # A graph takes at most this number of micro-batches, and of bytes of their columns.
 _MOST, _BYTES = 16, 16 * 2**20
+_KINDS = 8
+"""int, the shapes of micro-batches for which arrays are kept: data of many lengths would keep memory for each."""
 _LARGEST = 24 * 2**20
 """int, the bytes of parameters up to which loops are faster than calls."""
 
@@ -168,6 +170,8 @@ class ByLoops:
         """Run the first micro-batches of these, as many as one graph takes, and return their losses."""
         kind = _kind(inputs[0])
         if kind not in self._arrays:
+            if len(self._arrays) >= _KINDS:
+                self._arrays.pop(next(iter(self._arrays)))
             self._arrays[kind] = _arrays(inputs[0])
         factors, arrays, tensors = self._arrays[kind]
         number = 0
