@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor
 
 from ..loss.objective import Objective
-from ..loss.terms import Terms
+from ..loss.terms import Terms, summed
 from ..ranks.group import Group, gather_numbers
 
 Inputs = tuple[Union[float, None], tuple]  # of a micro-batch: a factor of its loss or gradients, and of the network
@@ -75,7 +75,7 @@ def shared(
     counted = [(columns, _divisors(objective, columns)) for columns in micro_batches or ()]
     parts = [Part(number, *each) for number, each in enumerate(counted, 1) if keep_empty or any(each[1])]
     size = 1 if objective.terms is None else len(objective.terms.names)
-    divisors = np.array([np.zeros(size), *(part.divisors for part in parts)], np.float64).sum(0)
+    divisors = summed([part.divisors for part in parts], size, None)
     samples, empty = sum(part.columns[0].shape[0] for part in parts), len(counted) - len(parts)
     if group is None:
         return Shared(parts, divisors, samples, len(parts), len(parts), 1, batches, requests, empty)
@@ -91,7 +91,7 @@ def without(window: Shared, left_out: Collection[int], group: Group | None) -> S
     """Return a window without the micro-batches of these numbers; None if no rank leaves out any."""
     parts = [part for part in window.parts if part.number not in left_out]
     size = len(window.divisors)
-    own = np.array([np.zeros(size), *(part.divisors for part in parts)], np.float64).sum(0)
+    own = summed([part.divisors for part in parts], size, None)
     of_ranks = np.array([[*own, len(parts)]])
     of_ranks = of_ranks if group is None else gather_numbers(of_ranks[0], group)
     *divisors, number = of_ranks.sum(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Callable, NamedTuple
 
@@ -204,7 +203,7 @@ class Step:
         return self._runners[accumulates]
 
     def _new_runner(self, inputs: Sequence[tuple]) -> Any:
-        config = replace(self.config, weighted=False) if self._coupled else self.config
+        config = self.config
         by_calls = ByCalls(self._network, new_window(unique_name("gradient_accumulation"), config))
         columns = [each for each in (inputs[0][1] if inputs else ()) if isinstance(each, ms.Tensor)]
         return ByLoops(by_calls) if not self._coupled and loops(self._network, config, columns) else by_calls
