@@ -181,7 +181,11 @@ class System:
             return accumulator.scale(terms.scale(self.network(x, z, c), factors, counts))
 
         grad_fn = ms.value_and_grad(forward, None, self.optimizer.parameters)
-        self.terms, self.run = terms, lambda *inputs: accumulator(grad_fn(*inputs)[1])
+
+        def train_step(x, z, c, factors, counts):
+            return accumulator(grad_fn(x, z, c, factors, counts)[1])
+
+        self.terms, self.run = terms, train_step
 
     def make_cells(self):
         name = unique_name("by_hand")

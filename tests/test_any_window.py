@@ -20,7 +20,7 @@ from any_window import check_seeds
 from random_programs import WAYS
 
 FIXED = dict.fromkeys(WAYS, range(35))
-COMPILED = {**dict.fromkeys(WAYS, [0]), "driver": [5]}
+COMPILED = {**dict.fromkeys(WAYS, [0]), "driver": [5], "accumulator": [0, 27]}  # 27 has terms
 ON_RANKS = 0, 12
 MORE, MORE_COMPILED, MORE_ON_RANKS = 150, 8, 60
 
