@@ -6,24 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
-from mindspore import Parameter, Tensor, nn
+import numpy as np
+from mindspore import Tensor, nn, ops
 
 from . import _check
 from .engine.config import resolve
-from .engine.ema import Ema
-from .engine.ends import sizes_of
-from .engine.graph_window import GraphWindow
+from .engine.ema import Ema, check_not_applied
+from .engine.ends import is_full, sizes_of
 from .engine.stages import Stage
+from .engine.window import Window, new_window
 from .layers.batch_norm import warn_about_batch_norm
 from .loss.known_losses import REDUCTIONS
 from .network import tree
+from .network.branch import branch
 from .network.calls import call
 from .network.compiled import Compiled, check_compile
-from .network.optimizers import kind_of, may_have_sparse_rule, warn_if_no_gradient
+from .network.optimizers import kind_of, warn_if_no_gradient
 from .network.runtime import tune
-from .network.state import unique_name
-from .ranks.agreement import agree_and_broadcast, facts_of
-from .ranks.group import Group
+from .network.state import state, unique_name
+from .ranks.agreement import agree_and_broadcast, check_drift, facts_of
+from .ranks.group import Group, gather_numbers
 from .ranks.zero import ZeroOptimizer
 
 if TYPE_CHECKING:
@@ -51,13 +53,13 @@ class Accumulator:
         clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
         network (Optional[Cell]): the network that the step differentiates. Needed with several ranks, which compare its
-            other Parameters and draw different random numbers, and for sparse gradients that the optimizer treats in
-            another way than dense ones. Only with it there is a warning about BatchNorm. Default: ``None``.
+            other Parameters and draw different random numbers. Only with it there is a warning about BatchNorm.
+            Default: ``None``.
 
     Args: Several processes
         group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,
-            ``None`` for this process alone. With ``"sum"`` divide the loss by the micro-batches of all ranks.
-            Default: ``"auto"``.
+            ``None`` for this process alone. All must make the same number of calls. With ``"sum"`` divide the loss by
+            the micro-batches of all ranks. Default: ``"auto"``.
         sync_every_micro_batch (bool): whether to sum gradients over the ranks in every call, which all ranks must
             make, instead of once per window. With a `ZeroOptimizer` each rank then stores only its part of the sums
             (ZeRO-2). Default: ``False``.
@@ -122,6 +124,9 @@ class Accumulator:
         (True, 2)
     """
 
+    waits = False
+    """bool, whether micro-batches wait for their window to be complete."""
+
     def __init__(
         self,
         optimizer: nn.Optimizer | ZeroOptimizer,
@@ -170,42 +175,86 @@ class Accumulator:
         """Optimizer, updates the parameters."""
         self.group = config.group
         """Optional[Group], the ranks; None for a single process."""
-        self.window = GraphWindow(unique_name("accumulator"), config, sizes, _SIZE)
-        """GraphWindow, the open window."""
-        tables = config.tables
-        self.rejects_rows = tree.RejectsRows(_OWNER, tables, in_loop=True) if tables else None
-        self._add_in_graph = {full: _Add(self, full) for full in (None, False, True)}
-        needs = not self.window.sums.has_sums or config.skips is not None or may_have_sparse_rule(optimizer)
-        self.dense_only = network is None and needs
-        """bool, whether sparse gradients would need the network, which is not given."""
+        self._config, self._parameters, self._compiles = config, config.parameters, config.compiles
+        self._sizes, self._next_size = sizes, None if sizes.constant else sizes.function or _SizeBySteps(sizes.steps)
+        name = unique_name("accumulator")
+        # A window of 1 needs no accumulators in a single process.
+        at_once = sizes.constant == 1 and self.group is None
+        self._window = Window(config, None) if at_once else new_window(name, config)
+        first = sizes.size_after(Tensor(0, ms.int32) if sizes.function else 0)
+        self._size = state(f"{name}.window", first, ms.int32)
+        self.micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
+        """Parameter of int32, the number of micro-batches in the open window."""
+        self.updates = state(f"{name}.updates", 0, ms.int32)
+        """Parameter of int32, the number of updates so far."""
+        self.skipped = state(f"{name}.skipped", 0, ms.int32)
+        """Parameter of int32, windows so far without an update: not finite, all weights 0, or skipped by a stage."""
+        self.updated = state(f"{name}.updated", False, ms.bool_)
+        """Parameter of bool, whether the last call updated the parameters."""
+        self.grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
+        """Parameter of float32, the norm of the last window's gradient, before clipping."""
+        self._loss_scale = config.scale if config.dynamic is None else config.dynamic.value
+        self._outside = _Outside()
+        self._through_branch = branch(config.compiles)
+        self._add_outside, self._end_outside = _Add(self), _End(self)
         self._is_gradient_checked = False
 
     def __call__(self, grads: Any, weight: Any = None) -> Any:
-        window = self.window
-        if self.rejects_rows is not None:
-            call(self.rejects_rows, ())
-        if call(window.outside, ()) and window.compiles:
-            checked = tree.check_gradients_outside(_OWNER, grads, window.parameters, dense_only=self.dense_only)
-            return self._add_in_graph[window.fills_up()](checked, self._checked(weight))
-        checked = tree.check_gradients("Accumulator", grads, window.parameters, dense_only=self.dense_only)
-        sparse = tree.has_rows(tuple(grads))
-        weight = self._checked(weight)
+        if call(self._outside, ()) and self._compiles:
+            checked = tree.check_gradients_outside(_OWNER, grads, self._parameters)
+            return self._add_outside(checked, self._checked(weight))
+        checked = tree.check_gradients("Accumulator", grads, self._parameters)
+        return self.add(checked, self._checked(weight))
+
+    def add(self, gradients: Any, weight: Any) -> Any:
+        """Add a micro-batch whose gradients have been checked, and end the window if it is full. For `__call__`."""
+        window = self._window
         # By index: MindSpore warns about a result that a graph takes and does not use.
-        weighed = window.sums.leave_out(checked, weight)
+        weighed = window.leave_out(gradients, weight)
         weight, kept_factor = weighed[0], weighed[1]
-        if sparse:  # in a graph a constant; handed on, it would not be one
-            return window.add(checked, weight, kept_factor, True)
-        return window.add(checked, weight, kept_factor)
+        if not window.has_sums:
+            return self._update_at_once(gradients, weight, kept_factor)
+        added = window.add(gradients, weight, kept_factor)
+        ops.assign_add(self.micro_batches, ops.depend(Tensor(1, ms.int32), added))
+        updated = Tensor(False)
+        if window.boundary.touch(is_full(self.micro_batches, self._size)):
+            updated = self.end()
+        ops.assign(self.updated, updated)
+        return updated
+
+    def end(self) -> Any:
+        """End the window and begin the next. For `add` and `flush`."""
+        closed = self._window.close()
+        updated = self._count(closed[0], closed[1])
+        ops.assign(self.micro_batches, Tensor(0, ms.int32))
+        if self._next_size is not None:
+            ops.assign(self._size, ops.cast(self._next_size(self.updates), ms.int32))
+        return updated
+
+    def _update_at_once(self, gradients: Any, weight: Any, kept_factor: Any) -> Any:
+        """Run a window of one micro-batch, which has no accumulators."""
+        gradients = gradients if kept_factor is None else tree.multiply_no_nan(gradients, kept_factor)
+        weight = None if weight is None else ops.cast(weight, ms.float32)
+        closed = self._window.close_at_once(gradients, weight)
+        norm = closed[1] if self._through_branch is None else self._through_branch(closed[1])
+        return self._count(closed[0], norm)
+
+    def _count(self, updated: Any, norm: Any) -> Any:
+        ops.assign(self.grad_norm, norm)
+        ops.assign(self.updated, updated)
+        ops.assign_add(self.updates, ops.cast(updated, ms.int32))
+        ops.assign_add(self.skipped, ops.cast(ops.logical_not(updated), ms.int32))
+        return updated
 
     def scale(self, loss: Any) -> Any:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
-        return loss * self.window.scale
+        return loss * self._loss_scale
 
     def _checked(self, weight: Any) -> Any:
         """Return the weight; raise an error if it is missing, not a number, or given where it has no effect."""
-        if weight is not None and not self.window.weighted:
+        if weight is not None and not self._window.weighted:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
-        if weight is None and self.window.weighted:
+        if weight is None and self._window.weighted:
             raise ValueError(
                 "For 'Accumulator', 'weight' must be given with reduction='mean', but got None. Call "
                 "accumulator(grads, rows) with the number that the micro-batch's loss averages over: rows or tokens."
@@ -217,11 +266,12 @@ class Accumulator:
         counts = f"updates={int(self.updates)}, skipped={int(self.skipped)}"
         return f"Accumulator({kind_of(self.optimizer)}, {shown}, {counts})"
 
+    # What follows is for the host.
+
     def flush(self) -> bool:
         """End an open window early and update. Call it outside the compiled step, for example after an epoch.
 
-        With several ranks call it on all of them. A rank whose data are over takes part in the windows of the others,
-        without micro-batches of its own, until all ranks flush. Then weights and learning rates are compared.
+        With several ranks call it on all of them. Then weights and learning rates are compared.
 
         Without it the micro-batches left over stay in the window: they are added to the first window of the next epoch,
         and after the last epoch they are lost. Nothing warns of it, because both may be intended.
@@ -232,96 +282,132 @@ class Accumulator:
             bool, whether the parameters were updated; False if the window was empty.
 
         Raises:
-            RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
+            RuntimeError: If the averages of `ema` are applied, or the ranks have ended different numbers of windows, or
+                drifted apart.
         """
-        updated = self.window.flush()
-        self.window.check_drift()
+        updated = False
+        if self._is_open_on_a_rank():
+            check_not_applied("flush", self._config.ema)
+            updated = bool(self._end_outside())
+        if self.group is not None:
+            size = {"'accumulate_step'": self.accumulate_step}
+            check_drift(_OWNER, self.group, self._config.parameters, self.optimizer, size)
         if self.updated and not self._is_gradient_checked:  # inside a compiled step nothing can warn
             self._is_gradient_checked = True
             warn_if_no_gradient(_OWNER, float(self.grad_norm))
         return updated
 
+    def _is_open_on_a_rank(self) -> bool:
+        """Return whether there is a micro-batch in the open window, which is the same one on all ranks."""
+        held, windows = int(self.micro_batches), int(self.updates) + int(self.skipped)
+        if self.group is None:
+            return held > 0
+        held_by_ranks, windows_of_ranks = gather_numbers(np.array([held, windows]), self.group).astype(int).T
+        if len({*windows_of_ranks}) > 1:
+            raise RuntimeError(
+                "For 'Accumulator', all ranks must call it the same number of times, but they have ended "
+                f"{', '.join(map(str, windows_of_ranks))} windows. Give them equally many micro-batches."
+            )
+        return bool(held_by_ranks.any())
+
     def clear(self) -> None:
         """Discard an open window. Call it outside the compiled step."""
-        self.window.clear()
+        if int(self.micro_batches):
+            ops.assign(self.micro_batches, ops.depend(Tensor(0, ms.int32), self._window.clear()))
 
     @property
     def accumulate_step(self) -> int:
         """int, the number of micro-batches in a full window. You can set it between windows, without recompiling."""
-        return int(self.window.size.asnumpy())
+        return int(self._size.asnumpy())
 
     @accumulate_step.setter
     def accumulate_step(self, value: int) -> None:
-        self.window.resize(_check.positive_int(*_SIZE, value))
+        size, held = _check.positive_int(*_SIZE, value), int(self.micro_batches)
+        if held:
+            raise RuntimeError(
+                f"For 'Accumulator', 'accumulate_step' can't change inside a window, which holds "
+                f"{_check.quantity(held, 'micro-batch')}. Call 'flush()' or 'clear()' first."
+            )
+        if self._next_size is not None:
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't be set: it is defined by the update.")
+        if self.group is None and (size > 1) != self._window.has_sums:
+            raise ValueError("For 'Accumulator', 'accumulate_step' can't change from or to 1. Use a new Accumulator.")
+        ops.assign(self._size, Tensor(size, ms.int32))  # a compiled graph does not see set_data
 
     @property
     def settings(self) -> dict[str, Any]:
         """dict, the settings that must be equal in a resumed run."""
-        return self.window.settings
+        size = self.accumulate_step if self._sizes.constant else self._sizes.settings
+        reduction = "mean" if self._window.weighted else "sum"
+        return {"accumulate_step": size, "reduction": reduction, **self._config.settings}
 
     @property
     def state(self) -> dict[str, Any]:
         """dict, its Parameters by name; with several ranks without the sums, because they save between windows only."""
-        return self.window.state
+        counters = ("micro_batches", "updates", "skipped", "updated", "grad_norm")
+        parameters = {"size": self._size, **{name: getattr(self, name) for name in counters}, **self._config.state}
+        sums = self._window.state
+        if self.group is not None:
+            sums = {name: parameter for name, parameter in sums.items() if name == "counts"}
+        return {**parameters, **sums}
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """dict, what a training state says of it in numbers; the Parameters in `state` say it, too."""
+        counters = {"updates": int(self.updates), "skipped": int(self.skipped)}
+        return {**counters, "updated": bool(self.updated)}
+
+    def load(self, counters: Mapping[str, Any]) -> None:
+        """Continue from a training state, whose Parameters have been loaded."""
 
     @property
     def clip_norm(self) -> float | None:
         """Optional[float], the maximum norm of the window's gradient; constant in the compiled graph."""
-        return self.window.config.clip_norm
-
-    @property
-    def updated(self) -> Parameter:
-        """Parameter of bool, whether the last call updated the parameters."""
-        return self.window.updated
-
-    @property
-    def micro_batches(self) -> Parameter:
-        """Parameter of int32, the number of micro-batches in the open window."""
-        return self.window.micro_batches
-
-    @property
-    def updates(self) -> Parameter:
-        """Parameter of int32, the number of updates so far."""
-        return self.window.updates
-
-    @property
-    def skipped(self) -> Parameter:
-        """Parameter of int32, windows so far without an update: not finite, all weights 0, or skipped by a stage."""
-        return self.window.skipped
+        return self._config.clip_norm
 
     @property
     def loss_scale(self) -> float:
         """float, the loss scale; 1 if there is none."""
-        return self.window.config.loss_scale
+        return self._config.loss_scale
 
     @property
     def overflows(self) -> int:
         """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
-        return self.window.config.overflows
+        return self._config.overflows
 
     @property
     def left_out(self) -> int:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self.window.config.left_out
+        return self._config.left_out
 
-    @property
-    def grad_norm(self) -> Parameter:
-        """Parameter of float32, the norm of the last window's gradient, before clipping."""
-        return self.window.grad_norm
+
+class _Outside(ops.constexpr(lambda: False, get_instance=False)):  # type: ignore[misc]
+    """Returns whether it is called outside graphs."""
+
+    def __call__(self) -> bool:
+        return True
+
+
+@ms.jit_class
+class _SizeBySteps:
+    """Computes the size of a window from the number of updates before it, in a graph."""
+
+    def __init__(self, steps: list[tuple[int, int]]):
+        sizes = [0, *(size for _, size in steps)]
+        self.firsts = Tensor([first for first, _ in steps], ms.float32)
+        self.growth = Tensor([size - previous for previous, size in zip(sizes, sizes[1:])], ms.float32)
+
+    def __call__(self, updates: Any) -> Any:
+        reached = ops.cast(ops.cast(updates, ms.float32) >= self.firsts, ms.float32)
+        return ops.cast(ops.sum(reached * self.growth), ms.int32)
 
 
 class _Add(Compiled):
-    """Adds a micro-batch from a plain loop, as a graph. Numbers and tuples among its inputs would be constants.
+    """Adds a micro-batch from a plain loop, as a graph. Numbers and tuples among its inputs would be constants."""
 
-    Args:
-        accumulator (Accumulator): what it adds to.
-        full (Optional[bool]): whether the window is full with it; None if only the graph finds out.
-    """
-
-    def __init__(self, accumulator: Accumulator, full: bool | None):
-        window = accumulator.window
-        super().__init__(_OWNER, window.compiles, accumulator.optimizer, window.sizes.function)
-        self.accumulator, self.full = accumulator, full
+    def __init__(self, accumulator: Accumulator):
+        super().__init__(_OWNER, True, accumulator.optimizer, accumulator._sizes.function)
+        self.accumulator = accumulator
 
     def __call__(self, grads: Any, weight: Any) -> Any:
         if weight is not None and not isinstance(weight, Tensor):
@@ -329,11 +415,15 @@ class _Add(Compiled):
         return super().__call__(weight, *grads)
 
     def construct(self, weight: Any, *grads: Any) -> Any:
-        window = self.accumulator.window
-        weighed = window.sums.leave_out(grads, weight)
-        weight, kept_factor = weighed[0], weighed[1]
-        if self.full is None:
-            return window.add(grads, weight, kept_factor)
-        if self.full:
-            return window.add_last(grads, weight, kept_factor)
-        return window.add_inside(grads, weight, kept_factor)
+        return self.accumulator.add(grads, weight)
+
+
+class _End(Compiled):
+    """Ends a window outside the user's step. A Cell, because a graph of `ms.jit` does not see weights loaded later."""
+
+    def __init__(self, accumulator: Accumulator):
+        super().__init__(_OWNER, accumulator._config.compiles, accumulator.optimizer, accumulator._sizes.function)
+        self.accumulator = accumulator
+
+    def construct(self) -> Any:
+        return self.accumulator.end()

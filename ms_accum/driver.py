@@ -147,10 +147,6 @@ class GradientAccumulation:
         compiles = check_compile(_OWNER, compile)
         objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group, compiles, coefficients)
         check_network(_OWNER, objective.forward)
-        if objective.terms is not None and sync_every_micro_batch and nonfinite == SKIP_MICRO:
-            # The others of a window run again: a rank with one less would add sums of other micro-batches.
-            rule, remedy = "False with several terms and nonfinite='skip_micro'", "Sum once per window."
-            _check.raise_invalid(ValueError, _OWNER, "sync_every_micro_batch", rule, True, remedy)
         leaves_out = nonfinite == SKIP_MICRO and objective.weight.weighs
         config = resolve(
             _OWNER,

@@ -2,39 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
-import numpy as np
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, nn
 from mindspore.train import Callback, RunContext
 
 from . import _check
 from .engine.config import resolve
 from .engine.ema import Ema, averaged, check_not_applied
 from .engine.ends import is_full, sizes_of
-from .engine.forward import Forward, check_network
-from .engine.graph_window import GraphWindow
-from .engine.loss_scale import own_scale
-from .engine.nonfinite import RAISE, SKIP_MICRO, SKIP_WINDOW
+from .engine.forward import check_network
+from .engine.nonfinite import SKIP_MICRO, SKIP_WINDOW
 from .engine.stages import Stage
 from .loss.known_losses import runnable
 from .loss.objective import Objective
 from .loss.terms import terms_of, weighed
-from .network import tree
 from .network.calls import call
 from .network.compiled import Compiled, check_compile
 from .network.parameters import copied
 from .network.runtime import tune
-from .network.state import state, unique_name, untracked
-from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of, rate_facts
+from .ranks.agreement import agree, agree_and_broadcast, check_drift, facts_of, name_of, rate_facts
 from .ranks.group import Group, group_of, total
 from .ranks.zero import ZeroOptimizer
-from .training.record import SKIPPED_IN_A_ROW
-from .training.shares import SeveralTerms, shared
+from .training.record import SKIPPED_IN_A_ROW, is_not_finite
+from .training.step import Ended, Step, never
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager, LossScaler
@@ -49,6 +45,9 @@ class AccumulatedTrainStep(Compiled):
     The optimizer gets ``sum(w_i * g_i) / sum(w_i)``, the gradient of the mean loss over the window. This is exact also
     if micro-batches differ in size or the last window is short. Pass this Cell to `Model` without `loss_fn` and
     `optimizer`, and add the callback `FlushTail`.
+
+    The micro-batches of a window wait on the host until the last of them comes; then they are run, each with its share
+    of the window's weights. After an error or a stop inside a window everything is as at the end of the window before.
 
     Args:
         network (Union[Cell, tuple[Cell, Callable]]): a Cell that returns a micro-batch's loss from its columns; or a
@@ -95,8 +94,7 @@ class AccumulatedTrainStep(Compiled):
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
 
     Outputs:
-        Tensor, the mean loss of the window so far; at the end of the window its mean loss over all ranks. With several
-        terms, until a window ends, that of the window before, or 0.
+        Tensor, the mean loss of the last complete window over all ranks; 0 before the first one.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -121,6 +119,9 @@ class AccumulatedTrainStep(Compiled):
         (12, 0)
     """
 
+    waits = True
+    """bool, whether micro-batches wait for their window to be complete."""
+
     def __init__(
         self,
         network: nn.Cell | tuple[nn.Cell, Callable],
@@ -142,23 +143,19 @@ class AccumulatedTrainStep(Compiled):
     ):
         super().__init__(_OWNER, check_compile(_OWNER, compile))
         network, loss_fn = _parts_of(network, gradient_accumulation_steps)
-        sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
+        self._sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
         group = group_of(_OWNER, group)
         self._objective = Objective(
             _OWNER, network, loss_fn, reduction, weight, check, group, self.compiles, coefficients=coefficients
         )
-        terms = self._objective.terms
-        if terms is not None and nonfinite == SKIP_MICRO:
-            rule, remedy = "the default with several terms in a step", "Use GradientAccumulation."
-            _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, repr(nonfinite), remedy)
-        forward = self._objective.forward
+        terms, forward = self._objective.terms, self._objective.forward
         check_network(_OWNER, forward)
         config = resolve(
             _OWNER,
             optimizer,
             forward,
-            weighted=self._objective.weight.weighs,
-            weighs_loss=True,
+            weighted=nonfinite == SKIP_MICRO and self._objective.weight.weighs,
+            shares=True,
             clip_norm=clip_norm,
             group=group,
             sync_every_micro_batch=sync_every_micro_batch,
@@ -171,151 +168,99 @@ class AccumulatedTrainStep(Compiled):
         tune(_OWNER, forward.get_parameters())
         self.group = config.group
         self.optimizer = optimizer
+        self.reduction = reduction
         if self.group is not None:
-            settings = {"'gradient_accumulation_steps'": sizes.settings, "'reduction'": reduction}
+            settings = {"'gradient_accumulation_steps'": self._sizes.settings, "'reduction'": reduction}
             settings |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
             settings |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
             settings |= {} if terms is None else terms.facts
             equal_on_ranks = {**settings, **config.equal_on_ranks, **facts_of(optimizer, forward)}
             agree_and_broadcast(_OWNER, self.group, equal_on_ranks, optimizer, forward)
-        self.contains(forward, optimizer)
-        self.may_be_empty = self._objective.weight.may_be_zero
-        self.raises = config.policy == RAISE
-        """bool, whether the first non-finite window ends the run."""
-        self.loss_and_gradients = Forward(forward, config, own_scale(optimizer))
-        name = unique_name("train_step")
-        self.window = GraphWindow(name, config, sizes, _SIZE)
-        """GraphWindow, the open window."""
-        self.mean = config.weighted
-        self.summing = self._objective.summing
-        # The sums of losses, of weights, and of weights with those of micro-batches that were left out. These are in
-        # tuples, so that they are not saved with the model.
-        # With several terms they are the parts of the loss and of its terms.
-        self.no_losses = np.zeros(3 if terms is None else 1 + len(terms.names))
-        self.loss_sums = untracked(state(f"{name}.loss_sums", self.no_losses, ms.float32))
-        self.micro_batches_left = untracked(state(f"{name}.left", 0, ms.int32))  # in the epoch
-        self.empty = untracked(state(f"{name}.empty", 0, ms.int32))  # windows skipped because all weights are 0
+        self.contains(self._objective.evaluated)
+        self.trained = forward
+        """Cell, returns the loss that is differentiated: `Model` sets it to training, and saves its Parameters."""
+        self.windows = Step(self._objective, config)
+        """Step, runs the windows, and counts them."""
+        self.stops = never
+        """Callable, is asked inside a window whether to leave it, because its state is saved."""
         self.average = _AverageInEvaluations(ema)
         # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
         evaluates = _Evaluate if terms is None else partial(_EvaluateTerms, lambda: self.updates, self._objective)
         self._eval_network = (evaluates(network, loss_fn, self.average, self.compiles),)
-        self.resumed = False
-        """bool, whether the open window has just been loaded from a training state."""
-        self._collecting = None if terms is None else _Collecting(self, self._objective)
+        self._waiting: list[tuple] = []
+        self._left, self._size = 0, 0
+        self._loss, self._grad_norm, self._updated, self._not_finite = 0.0, 0.0, False, 0
+        self.terms: dict[str, float] = {}
+        """dict, the mean of each term of the loss in the last window, without those that counted nothing."""
+        self.clear()
         self.add_flags(training=True)  # for this Cell only; `Model.predict` sets it to False
-        if sizes.constant != 1:
+        if self._sizes.constant != 1:
             self._objective.warn(training=True)  # `Model` sets it, for all layers
 
     def __call__(self, *columns: Any) -> Any:
         if not self.training:
             return super().__call__(*columns)
-        self._objective.check_micro_batch(columns, self.window.sizes.constant == 1, self.optimizer.parameters)
-        try:
-            if self._collecting is not None:
-                loss = self._collecting.take(columns)
-            else:
-                loss = super().__call__(Tensor(self._objective.weight.of(columns), ms.float32), *columns)
-        except Exception as error:
-            self._objective.raise_in_one_line(error)
-            raise
-        self._objective.ran()
-        return loss
+        if not self._waiting:
+            self._size, self._updated = self._sizes.size_after(self.updates), False
+        self._left -= 1
+        ends = is_full(len(self._waiting) + 1, self._size) or self._left == 0
+        self._waiting.append(columns if ends else tuple(map(copied, columns)))  # loaders reuse their buffers
+        if ends:
+            self._run()
+        return Tensor(self._loss, ms.float32)
 
-    def construct(self, *inputs: Any) -> Any:
-        if self.loss_and_gradients.has_terms:
-            return call(self.add_terms, inputs)
-        if not self.training:
-            return call(self.loss_and_gradients.network, inputs)
-        weight, columns = inputs[0], inputs[1:]
-        if weight.ndim != 0:  # not given by `__call__`
+    def construct(self, *columns: Any) -> Any:
+        if self.training:
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
-        window = self.window
-        call(window.outside, ())
-        loss, grads = call(self.loss_and_gradients, columns, weight=weight if window.sums.weighs_loss else None)
-        loss = ops.cast(loss, ms.float32)
-        term = loss if self.summing else loss * weight
-        # By index: MindSpore warns about a result that a graph takes and does not use.
-        weighed = window.sums.leave_out(grads, weight, loss)
-        counted, kept_factor = weighed[0], weighed[1]
-        if kept_factor is None and self.may_be_empty:  # a loss over no labels is 0/0
-            kept_factor = ops.cast(weight > 0, ms.float32)
-        term = term if kept_factor is None else tree.no_nan(term, kept_factor)
-        micro_batches_left = self.micro_batches_left[0] - 1
-        ops.assign(self.micro_batches_left[0], micro_batches_left)
-        sums = self.loss_sums[0] + ops.stack((term, counted, weight))
-        ended, sums = window.add_with(sums, grads, counted if self.mean else None, kept_factor, micro_batches_left == 0)
-        ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))
-        if self.may_be_empty and self.mean:  # a sum of nothing is 0, and updates
-            ops.assign_add(self.empty[0], ops.cast(ops.logical_and(ended, sums[2] == 0), ms.int32))
-        return sums[0] / ops.maximum(sums[1], Tensor(1e-30, ms.float32))  # 0 if all weights so far are 0
+        return call(self._objective.evaluated, columns)
 
-    def add_terms(self, *inputs: Any) -> Any:
-        """Add a micro-batch of a loss with several terms, and return the sums of its parts in the window."""
-        if not self.training:
-            return call(self.loss_and_gradients.network.terms, inputs)
-        if not isinstance(inputs[-1], tuple):
-            raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
-        call(self.window.outside, ())
-        losses, grads = call(self.loss_and_gradients, inputs)
-        micro_batches_left = self.micro_batches_left[0] - 1
-        ops.assign(self.micro_batches_left[0], micro_batches_left)
-        sums = self.loss_sums[0] + losses
-        ended, sums = self.window.add_with(sums, grads, None, None, micro_batches_left == 0)
-        ops.assign(self.loss_sums[0], ops.where(ended, ops.zeros_like(sums), sums))
-        return sums
-
-    def skip_empty(self, micro_batches: int) -> None:
-        """Count a window of this number of micro-batches in which nothing counts, so that it is not run."""
-        for counter in (self.window.skipped, self.empty[0]):
-            ops.assign_add(counter, Tensor(1, ms.int32))
-        ops.assign(self.window.updated, Tensor(False))
-        ops.assign(self.micro_batches_left[0], self.micro_batches_left[0] - micro_batches)
+    def _run(self) -> Ended | None:
+        """Run the window that waits; None if no rank has one, or if it was left because of a request to stop."""
+        if not self._waiting and self.group is None:
+            return None
+        check_not_applied(_OWNER, self.ema)
+        waiting, self._waiting = self._waiting, []
+        window = self.windows.share(waiting or None)
+        if not window.ranks:
+            return None
+        ended = self.windows.run(window, self.stops if self.group is None else never)  # ranks finish it
+        if ended is None:
+            self._waiting = waiting
+            return None
+        self._updated, self._grad_norm, self.terms = ended.updated, ended.grad_norm, dict(ended.terms)
+        nothing_counted = not ended.samples or (math.isnan(ended.loss) and self.windows.config.skips is not None)
+        self._loss = 0.0 if nothing_counted else ended.loss
+        self._not_finite += is_not_finite(ended.grad_norm, ended.overflow, ended.samples)
+        return ended
 
     def epoch_begins(self, micro_batches: int) -> None:
         """Set the number of micro-batches after which the window ends even if it is not full."""
-        if self._collecting is not None:
-            self._collecting.left = micro_batches
-        ops.assign(self.micro_batches_left[0], Tensor(micro_batches, ms.int32))
+        self._left = micro_batches
 
     def clear(self) -> None:
-        """Discard an open window, unless it has just been loaded from a training state."""
-        if self._collecting is not None:
-            self._collecting.clear()
-        if not self.resumed:
-            self.window.clear()
-            self._clear_losses()
-            ops.assign(self.micro_batches_left[0], Tensor(0, ms.int32))
-        self.resumed = False
-
-    def _clear_losses(self) -> None:
-        ops.assign(self.loss_sums[0], Tensor(self.no_losses, ms.float32))
+        """Discard the micro-batches of an open window, and what is known of the last one."""
+        self._waiting, self._left, self._loss, self.terms = [], 0, 0.0, {}
+        self.windows.open(self._sizes.constant or 0)
 
     def flush(self) -> bool:
         """Update with the micro-batches of an open window; return whether the parameters were updated.
 
-        With several ranks as `Accumulator.flush`.
+        With several ranks call it on all of them, after the last micro-batch of each. A rank whose data are over takes
+        part in the windows of the others.
 
         Raises:
             RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
         """
-        if self._collecting is not None:
-            check_not_applied("flush", self.ema)
-            self._collecting.run()
-        sums = Tensor(self.loss_sums[0].asnumpy())
-        skipped, weights = self.skipped, float(sums.asnumpy()[-1])
-        # A dynamic scale gets the loss, because it is not lowered for what is not finite in the data.
-        sends = self.group is not None or self.window.config.dynamic is not None
-        updated = self.window.flush(sums if sends else None)
-        if self.group is None and self.mean and not weights:  # other ranks may have weights
-            empty = int(self.empty[0].asnumpy()) + self.skipped - skipped
-            ops.assign(self.empty[0], Tensor(empty, ms.int32))
-        self._clear_losses()
+        updated, ended = False, self._run()
+        while ended is not None:
+            updated = updated or ended.updated
+            ended = None if self.group is None else self._run()
         self.check_drift()
         return updated
 
     def check_drift(self) -> None:
-        """Raise an error if the trained weights, the learning rates or the window sizes of ranks are not equal."""
-        self.window.check_drift()
+        """Raise an error if the trained weights or the learning rates of ranks are not equal."""
+        check_drift(_OWNER, self.group, self.optimizer.parameters, self.optimizer)
 
     @property
     def network(self) -> nn.Cell:
@@ -335,129 +280,73 @@ class AccumulatedTrainStep(Compiled):
     @property
     def settings(self) -> dict[str, Any]:
         """dict, the settings that must be equal in a resumed run."""
-        return self.window.settings
+        sizes = {"gradient_accumulation_steps": self._sizes.settings, "reduction": self.reduction}
+        return {**sizes, **self.windows.config.settings}
 
     @property
     def state(self) -> dict[str, Any]:
         """dict, its own Parameters in a training state, without those of the network and the optimizer."""
-        return {**self.window.state, "loss_sums": self.loss_sums[0]}
+        return self.windows.config.state
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """dict, the counters of past windows, for a training state."""
+        return self.windows.counters
+
+    def load(self, counters: Mapping[str, Any]) -> None:
+        """Continue from saved counters."""
+        self.windows.load(counters)
+        self._updated = self.windows.updated
 
     @property
     def counts(self) -> tuple[int, int]:
         """tuple[int], the updates, and the windows skipped as non-finite, without those that overflowed."""
-        others = self.overflows + int(self.empty[0].asnumpy()) + self.window.config.skipped_by_stages
-        return self.updates, self.skipped - others
+        return self.updates, self._not_finite
 
     @property
     def updated(self) -> bool:
         """bool, whether the last micro-batch ended a window and updated the parameters."""
-        return bool(self.window.updated.asnumpy())
+        return self._updated
 
     @property
     def micro_batches(self) -> int:
-        """int, the number of micro-batches in the open window."""
-        return int(self.window.micro_batches.asnumpy()) + self.collected
-
-    @property
-    def collected(self) -> int:
-        """int, those of them that have not been run, because the loss has several terms."""
-        return 0 if self._collecting is None else len(self._collecting.micro_batches)
-
-    @property
-    def terms(self) -> dict[str, float]:
-        """dict, the mean of each term of the loss in the last window, without those that counted nothing."""
-        return {} if self._collecting is None else dict(self._collecting.means)
+        """int, the number of micro-batches that wait for their window to be complete."""
+        return len(self._waiting)
 
     @property
     def updates(self) -> int:
         """int, the number of updates so far."""
-        return int(self.window.updates.asnumpy())
+        return self.windows.updates
 
     @property
     def skipped(self) -> int:
         """int, the number of windows so far without an update: gradient not finite, or all weights 0."""
-        return int(self.window.skipped.asnumpy())
+        return self.windows.skipped
 
     @property
     def ema(self) -> Ema | None:
         """Optional[Ema], the average of the weights."""
-        return self.window.config.ema
+        return self.windows.config.ema
 
     @property
     def loss_scale(self) -> float:
         """float, the current loss scale; 1 if there is none."""
-        return self.window.config.loss_scale
+        return self.windows.config.loss_scale
 
     @property
     def overflows(self) -> int:
         """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
-        return self.window.config.overflows
+        return self.windows.config.overflows
 
     @property
     def left_out(self) -> int:
         """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self.window.config.left_out
+        return self.windows.config.left_out
 
     @property
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
-        return float(self.window.grad_norm.asnumpy())
-
-
-class _Collecting:
-    """Collects the micro-batches of a window with several terms, and runs them in the step when the last one comes.
-
-    Args:
-        step (AccumulatedTrainStep): the step, whose graph counts micro-batches and ends the window.
-        objective (Objective): the network and the terms.
-    """
-
-    def __init__(self, step: AccumulatedTrainStep, objective: Objective):
-        self._step, self._objective = step, objective
-        terms: Any = objective.terms
-        self._terms = SeveralTerms(terms, lambda: step.updates, half=False)
-        self._last = Tensor(0.0, ms.float32)
-        self.micro_batches: list[tuple] = []
-        """list, the columns of the collected micro-batches."""
-        self.left = 0
-        """int, the number of micro-batches after which the window ends even if it is not full."""
-        self.means: Mapping[str, float] = {}
-        """Mapping, the mean of each term in the last window."""
-
-    def take(self, columns: tuple) -> Tensor:
-        """Collect a micro-batch, and run the window if it is the last; return the loss of the last complete window."""
-        if not self.micro_batches:
-            ops.assign(self._step.window.updated, Tensor(False))
-        self.micro_batches.append(tuple(map(copied, columns)))  # loaders reuse their buffers
-        self.left -= 1
-        if is_full(len(self.micro_batches), int(self._step.window.size.asnumpy())) or self.left == 0:
-            self.run()
-        return self._last
-
-    def run(self) -> None:
-        """Run the collected micro-batches."""
-        micro_batches, self.micro_batches = self.micro_batches, []
-        if not micro_batches:
-            return
-        try:
-            window = shared(micro_batches, self._objective, (), self._step.group, keep_empty=True)
-            if not self._terms.updates(window):  # nothing in it counts
-                self._step.skip_empty(len(micro_batches))
-                self.means, self._last = {}, Tensor(0.0, ms.float32)
-                return
-            for _, inputs in self._terms.inputs(window):
-                sums = Compiled.__call__(self._step, *inputs)  # of the window so far, over all ranks if this ends it
-        except BaseException:  # also Ctrl-C: a part of the window may be in the accumulators
-            self._step.window.clear()
-            self._step.clear()
-            raise
-        loss, *means = sums.asnumpy().tolist()
-        self._last, self.means = Tensor(loss, ms.float32), self._terms.terms(means, window)
-
-    def clear(self) -> None:
-        """Discard the window, and what is known of the last one."""
-        self.micro_batches, self.left = [], 0
-        self.means, self._last = {}, Tensor(0.0, ms.float32)
+        return self._grad_norm
 
 
 class _Evaluate(Compiled):
@@ -633,7 +522,7 @@ class FlushTail(Callback):
         self._times_applied = 0 if ema is None else ema.times_applied
         if run_context.get_stop_requested():
             self._flush(run_context)
-        if self._step.raises:
+        if self._step.windows.raises:
             self._raise_if_skipped(run_context, at_once=True)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
@@ -647,7 +536,7 @@ class FlushTail(Callback):
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         self._flush(run_context)
-        self._raise_if_skipped(run_context, at_once=self._step.raises)
+        self._raise_if_skipped(run_context, at_once=self._step.windows.raises)
         self._counts = self._step.counts
         if self._stop_together is not None:
             self._stop_together.epoch_ends()

@@ -50,7 +50,7 @@ class Program:
         self.calls = [self.training()]
         for _ in range(self.draws.one_of(0, 1, 1, 2)):
             between, training = self.between(), self.training()
-            if way == "driver" and self.settings.tail == "carry" and training[-1]:
+            if way in ("driver", "step") and self.settings.tail == "carry" and training[-1]:
                 between.append(("clear",))  # states are those of windows' ends, and this run can't read what waits
             self.calls += [*between, training]
         self.calls += self.between()

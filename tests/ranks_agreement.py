@@ -205,9 +205,9 @@ def drifted(group):
     return {**seen, "rounding": driver(lambda optimizer: weights_of(optimizer, 2e-7))}
 
 
-# Micro-batches of each rank, by its number: windows of 3 that are full on one rank and short on another, more windows,
-# or none at all.
-SHARDS = {"tail": (6, 5, 4), "more windows": (9, 3, 4), "none": (0, 7, 2), "equal": (6, 6, 6)}
+# Micro-batches of each rank, by its number: equally many full windows of 3, so that the last window is a short one on
+# all ranks, or has none of one rank; or more windows on one.
+SHARDS = {"tail": (5, 4, 4), "none": (4, 3, 5), "equal": (6, 6, 6), "more windows": (9, 3, 4)}
 
 
 def value(rank, number):
@@ -294,29 +294,47 @@ def ended_inside_epoch(group):
 
 
 def uneven(group):
-    """Loops of ranks that have other numbers of micro-batches."""
-    every, on_host = {"sync_every_micro_batch": True}, ranks.on_host
+    """Loops of ranks whose last windows have other numbers of micro-batches."""
     return {
-        "tail plain": on_host(looped, group, "tail"),
-        "more windows in step": on_host(looped, group, "more windows", **every),
-        "scaled sums": on_host(looped, group, "more windows", scaled=True, reduction="sum"),
+        "tail plain": ranks.on_host(looped, group, "tail"),
+        "scaled sums": ranks.on_host(looped, group, "none", scaled=True, reduction="sum"),
     }
 
 
-def uneven_and_resumed(group):
-    """Rank 1 is asked to stop with its last micro-batch of epoch 1, of which rank 0 has more: all stop at its end."""
+def stepped(group):
+    """A step of which one rank runs more windows: the others take part in them."""
+    network = Half()
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.01), N, check="off")
+    for _ in range(2):
+        for columns in own_shard(group, "more windows"):
+            step(*columns)
+        step.flush()
+    return [network.w.asnumpy().tolist(), step.updates, step.micro_batches]
+
+
+def apart(group):
+    """What is said to ranks of which one is ahead of the others."""
+    network = Half()
+    accumulator = Accumulator(nn.SGD([network.w], 0.01), N, network=network)
+    ops.assign(accumulator.updates, Tensor(3 - group.rank, ms.int32))
+    with ResumableLoop(Checkpointer(FOLDER / "apart"), network, accumulator) as loop:
+        return [error_of(accumulator.flush), error_of(lambda: loop.after_micro_batch(2, 3 - group.rank))]
+
+
+def loop_resumed(group):
+    """Rank 1 is asked to stop inside a window: all stop at its end."""
     seen = []
     for stops in (True, False):
         network, asked = Half(), count(1)
         accumulator = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network)
         grad_fn = ms.value_and_grad(network, None, accumulator.optimizer.parameters)
-        stop = (lambda asked=asked: next(asked) >= 3) if stops and group.rank == 1 else None
-        states = Checkpointer(FOLDER / "uneven", every=1, resume="auto", stop=stop)
+        stop = (lambda asked=asked: next(asked) >= 2) if stops and group.rank == 1 else None
+        states = Checkpointer(FOLDER / "loop", every=1, resume="auto", stop=stop)
         with contextlib.suppress(Stopped), ResumableLoop(states, network, accumulator) as loop:
             seen.append([loop.epoch, loop.batches, int(accumulator.updates)])
             for epoch in range(loop.epoch, 3):
-                for number, (x,) in enumerate(own_shard(group, "more windows"), 1):
-                    if epoch > loop.epoch or number > loop.batches:
+                for number, (x,) in enumerate(own_shard(group, "equal"), 1):
+                    if number > loop.batches:
                         accumulator(grad_fn(x)[1], x.shape[0])
                         loop.after_micro_batch(epoch, number)
                 accumulator.flush()
@@ -480,7 +498,9 @@ def run_scenarios(group):
         "uneven": uneven(group),
         "resized": [on_host(resized, group), on_host(resized, group, sync_every_micro_batch=True)],
         "reductions": [on_host(reductions, group), on_host(reductions, group, sync_every_micro_batch=True)],
-        "uneven and resumed": on_host(uneven_and_resumed, group),
+        "stepped": on_host(stepped, group),
+        "apart": on_host(apart, group),
+        "loop resumed": on_host(loop_resumed, group),
         "model": on_host(model_stopped, group),
         "model evaluated": on_host(model_evaluated, group),
         "left out": on_host(left_out, group),

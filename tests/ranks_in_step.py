@@ -178,12 +178,14 @@ def misused(group):
     accumulator = Accumulator(ranks.momentum_of(network, True), 2, reduction="mean", network=network)
     compiled_step(network, cross_entropy(), accumulator, accumulator.optimizer)(x, y)
     other = ranks.network_of(features=7)
+    runs_again = {"weight": {"ce": "rows"}, "nonfinite": "skip_micro", "sync_every_micro_batch": True}
     tries = (
         lambda: ranks.train(model, [(x, y)], 2),
         lambda: setattr(accumulator, "accumulate_step", 3),
         lambda: accumulator(tuple(parameter * 1 for parameter in other.trainable_params())),
         lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(other, False)),
         lambda: TrainOptim(ranks.momentum_of(network, False), other.trainable_params()),
+        lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(network, False), **runs_again),
     )
     messages = []
     for attempt in tries:

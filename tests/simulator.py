@@ -126,7 +126,7 @@ class Simulator:
     def __init__(self, settings):
         self.settings = settings.of_size(settings.size)
         self.has_terms = settings.weight == "terms"
-        self.waits = self.has_terms or settings.way == "driver"  # then a window runs when it is complete
+        self.waits = self.has_terms or settings.way in ("driver", "step", "model")  # a window runs when it is complete
         self.w, self.optimizer_state = np.zeros(WIDTH), {}
         self.updates = self.skipped = self.left_out = self.overflows = self.in_a_row = self.good = 0
         self.average, self.averaged = np.zeros(WIDTH), 0
@@ -136,7 +136,7 @@ class Simulator:
         self.scale = {None: 1.0, "dynamic": HUGE}.get(settings.scale, settings.scale)
         self.records: list[Record] = []
         self.losses: list[float] = []
-        """list[float], after each micro-batch the mean loss of its window so far; of terms that of the last window."""
+        """list[float], after each micro-batch the mean loss of the last window."""
         self.clear()
 
     def clear(self):
@@ -182,12 +182,9 @@ class Simulator:
         by_user = self.has_terms and self.settings.way in ("accumulator", "loop")
         if self.settings.way != "driver" and not by_user:  # these say it of the last window
             self.updated = False
-        if self.has_terms:
-            self.losses.append(self.last_loss)
-        elif not self.waits:
+        self.losses.append(self.last_loss)
+        if not self.waits:
             self.left_out += self.open[-1].left_out
-            total, weights = self._losses()
-            self.losses.append(total / weights if weights else 0.0)
 
     @property
     def is_too_large(self):
@@ -252,10 +249,11 @@ class Simulator:
             if each.weight and (each.left_out or not np.isfinite(each.loss))
         )
         samples = sum(each.rows for each in self.open if each.weight)
-        if self.has_terms:
-            self.last_loss = mean
+        if self.waits:
+            nothing = not weights or (self.settings.policy == "skip_micro" and np.isnan(mean))
+            self.last_loss = 0.0 if nothing else mean
             if self.settings.way == "model" or self.is_full:  # with its last micro-batch
-                self.losses[-1] = mean
+                self.losses[-1] = self.last_loss
         self.open = []
         self.norm, self.updated, self.step = norm, updated, self.step + 1
         shown = lr * RATIO if self.settings.groups else lr

@@ -341,8 +341,8 @@ def by_functions(network, loss_fn, optimizer, weighted):
         train_step(x, y)
         arrays = [
             *optimizer.get_parameters(),
-            *accumulator.window.sums.grad_sum,
-            accumulator.window.sums.weight_sum[0],
+            *accumulator._window.grad_sum,
+            accumulator._window.weight_sum[0],
         ]
         return digest(values(arrays))
 

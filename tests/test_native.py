@@ -18,7 +18,7 @@ from mindspore.experimental import optim as experimental
 
 from conftest import CORES
 from helpers import batches, cross_entropy, has_stage, run
-from ms_accum import Accumulator, GradientAccumulation, ZeroOptimizer, native
+from ms_accum import GradientAccumulation, ZeroOptimizer, native
 from ms_accum.engine.config import resolve
 from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.network.kernels import kernels
@@ -481,41 +481,6 @@ def test_gradient_that_is_a_parameter_of_another_group_is_not_overwritten():
             for w, (m, v) in zip(weights, moments)
         ]
     np.testing.assert_allclose([network.a.asnumpy(), network.b.asnumpy()], weights, rtol=1e-6)
-
-
-class Lookup(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.table, self.last = nn.EmbeddingLookup(6, 3), nn.Dense(3, 1)
-
-    def construct(self, x):
-        return ops.mean(ops.square(self.last(self.table(x))))
-
-
-def test_sparse_gradients_in_step_of_the_users(monkeypatch):
-    """Without the network nothing but the gradients' type says so. MindSpore crashed."""
-    results = []
-    for use_native in ("0", "1"):
-        monkeypatch.setenv(native.SWITCH, use_native)
-        ms.set_seed(1)
-        network = Lookup()
-        optimizer = nn.Momentum(network.trainable_params(), 0.1, 0.9)
-        accumulator = Accumulator(
-            optimizer,
-            2,
-        )
-        grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
-
-        def step(x, grad_fn=grad_fn, accumulator=accumulator):
-            loss, grads = grad_fn(x)
-            return ops.depend(loss, accumulator(grads))
-
-        compiled = ms.jit(step)
-        for number in range(4):
-            compiled(Tensor([number, 2, 2], ms.int32))
-        results.append([parameter.asnumpy() for parameter in optimizer.parameters])
-    assert all(map(np.array_equal, *results)) and accumulator.updates == 2
-    assert not Path("rank_0").exists()
 
 
 def test_hook_after_the_first_run_is_an_error(monkeypatch, rng):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import mindspore as ms
@@ -32,8 +31,6 @@ class End(TypedDict):
     """More numbers, to sum over the ranks."""
     loss: Any
     """The sum of the losses, if it is known: the first of the figures."""
-    notes: Any
-    """With several ranks: more numbers to sum, first that of the micro-batches."""
     skip_counts: Any
     """The micro-batches that were not left out, and those left out although their loss was finite."""
     divisor: Any
@@ -57,7 +54,6 @@ class Boundary:
         config (WindowConfig): what the window works with.
         accumulated (bool): whether the gradients are accumulators, which may be multiplied in place.
         emptied (tuple[Parameter]): a window's own accumulators, which are zero after it. Default: none.
-        touched (Sequence[Parameter]): more Parameters that a branch with the optimizer uses. Default: none.
     """
 
     def __init__(
@@ -66,11 +62,10 @@ class Boundary:
         *,
         accumulated: bool,
         emptied: tuple = (),
-        touched: Sequence[Parameter] = (),
     ):
         optimizer, sums = config.optimizer, config.summing.at_the_end
         rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
-        used = (*optimizer.get_parameters(), *rates, *config.changed, *touched)
+        used = (*optimizer.get_parameters(), *rates, *config.changed)
         self.touched = tuple({id(parameter): parameter for parameter in used}.values())
         # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
         self.skips = config.skips if accumulated else None
@@ -97,16 +92,11 @@ class Boundary:
         stages += [] if ema is None or native is not None else [ema]
         self.stages = tuple(stages)
 
-    def __call__(
-        self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only_weight: Any = None, notes: Any = None
-    ) -> Any:
+    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only_weight: Any = None) -> Any:
         """Return whether the optimizer was called, the norm before clipping, and the sum of `figures` over the ranks.
 
         `only_weight` is the weight of the only micro-batch of a window, whose gradients are not multiplied by it. It
         cancels out, unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
-
-        `notes`, with several ranks, are more numbers to sum, which are returned last. The first is the number of
-        micro-batches: if no rank has any, nothing is updated, and nothing follows.
         """
         loss = None if figures is None else figures[0]
         skip_counts = None if self.skips is None else self.skips.sent()
@@ -116,7 +106,6 @@ class Boundary:
             "counted": only_weight,
             "figures": figures,
             "loss": loss,
-            "notes": notes,
             "skip_counts": skip_counts,
             "divisor": None,
             "norm": None,
@@ -124,8 +113,7 @@ class Boundary:
         }
         for stage in self.stages:
             end = stage(end)
-        closed = (end["keep"], end["norm"], end["figures"])
-        return closed if notes is None else (*closed, end["notes"])
+        return end["keep"], end["norm"], end["figures"]
 
     def touch(self, condition: Any) -> Any:
         """Return the condition of a branch that contains the optimizer, made dependent on the optimizer's Parameters.
@@ -182,11 +170,8 @@ class Norm:
             norm = norm / end["divisor"]
         if end["counted"] is not None:
             norm = norm * (end["counted"] / end["counted"])
-        keep = ops.isfinite(norm)
-        if end["notes"] is not None:
-            keep = ops.logical_and(keep, end["notes"][0] > 0)
         end["norm"] = norm
-        end["keep"] = keep
+        end["keep"] = ops.isfinite(norm)
         return end
 
 

@@ -11,14 +11,14 @@ from mindspore import Parameter, nn
 from .. import _check, native
 from ..network import tree
 from ..network.kernels import kernels
-from ..network.optimizers import all_parameters, check_optimizer, check_sparse_rule, check_trains
+from ..network.optimizers import all_parameters, check_optimizer, check_trains
 from ..network.parameters import has_half
 from ..network.state import set_initial_values
 from ..ranks.group import AUTO, Group, group_of
 from ..ranks.reduction import Summing, summing
 from .ema import Ema
 from .loss_scale import DynamicScale, scale_of
-from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, check_dense, policy_of
+from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of
 from .stages import Stage, UserStage, user_stages
 
 OPTIONAL_PREFIXES = ("loss_scale", "nonfinite", "ema")
@@ -61,13 +61,6 @@ class WindowConfig:
     """Whether weights are the micro-batches' shares of the window, which add up to 1."""
     may_weigh_loss: bool
     """Whether the class allows it, and MindSpore marks no part of the network as float16."""
-    tables: tuple[Parameter, ...]
-    """The trained parameters whose gradients are sparse, if the network is known."""
-
-    @property
-    def sparse(self) -> bool:
-        """bool, whether some gradients are sparse: MindSpore can't use them before they are added to an accumulator."""
-        return bool(self.tables)
 
     @property
     def half(self) -> bool:
@@ -216,8 +209,7 @@ def resolve(
         _check.instance(owner, "ema", ema, Ema, "an Ema", "Write Ema(0.999).").begin(optimizer.parameters)
     if network is not None:
         check_trains(owner, optimizer, network)
-        check_sparse_rule(owner, optimizer, [network])
-        check_dense(owner, skips, [network])
+        tree.check_dense(owner, network, optimizer.parameters)
     in_network = [] if network is None else network.get_parameters()
     set_initial_values([*all_parameters(optimizer), *in_network, *accumulators])
     return WindowConfig(
@@ -237,10 +229,4 @@ def resolve(
         stages=user_stages(owner, stages, optimizer, network),
         shares=shares,
         may_weigh_loss=(weighs_loss or shares) and network is not None and not has_half(network),
-        tables=() if network is None else _trained_tables(network, optimizer),
     )
-
-
-def _trained_tables(network: nn.Cell, optimizer: Any) -> tuple[Parameter, ...]:
-    trained = {id(parameter) for parameter in optimizer.parameters}
-    return tuple(table for table in tree.tables_of(network) if id(table) in trained)

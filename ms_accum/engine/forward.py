@@ -36,8 +36,6 @@ class Forward(nn.Cell):
         self.sens = sens * config.scale
         self.changing = untracked(config.changing_scale)
         self.parameters = config.parameters
-        tables = config.tables
-        self.rejects_rows = tree.RejectsRows(self.owner, tables) if tables else None
         self.frozen = _frozen(self.parameters)
         self.differentiate = ms.value_and_grad(self.forward, None, config.optimizer.parameters, has_aux=True)
 
@@ -49,13 +47,10 @@ class Forward(nn.Cell):
         return loss * scale, loss
 
     def construct(self, *inputs: Any, weight: Any = None) -> Any:
-        if self.rejects_rows is not None:
-            self.rejects_rows()
         scale = self.sens * self.changing[0] if self.changing else self.sens
         if weight is not None:
             scale = scale * weight
         (_, loss), grads = call(self.differentiate, (scale, *inputs))
-        grads = tree.dense(grads, self.parameters)
         grads = tree.check_shapes(self.owner, "the gradients", grads, self.parameters)
         return loss, tree.zero_where(self.frozen(), grads)  # a graph differentiates them all the same
 

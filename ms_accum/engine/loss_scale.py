@@ -44,8 +44,6 @@ class DynamicScale:
         weight, loss, updated = end["weight_sum"], end["loss"], end["keep"]
         if weight is None:
             weight = end["counted"]
-        if weight is None and end["notes"] is not None:
-            weight = end["notes"][0]
         if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
             loss = (weight if loss is None else loss) / weight
         overflow = ops.logical_not(ops.isfinite(end["norm"]))

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import mindspore as ms
-from mindspore import Tensor, nn, ops
+from mindspore import Tensor, ops
 
 from .. import _check
-from ..network import tree
 from ..network.state import attached, state, unique_name
 
 SKIP_WINDOW, SKIP_MICRO, RAISE = "skip_window", "skip_micro", "raise"
@@ -113,15 +111,6 @@ class LeftOut:
 def skip_micro_of(grad_sum: Any) -> SkipMicro:
     """Return the object that all Cells with these accumulators share."""
     return attached(grad_sum[0], "_ms_accum_skip_micro", SkipMicro)
-
-
-def check_dense(owner: str, skips: SkipMicro | None, networks: Iterable[nn.Cell]) -> None:
-    """Raise an error for "skip_micro" with sparse gradients, which MindSpore can't compile."""
-    if skips is not None and any(map(tree.gives_rows, networks)):
-        remedy = f"Use {tree.DENSE_LAYERS}."
-        _check.raise_invalid(
-            ValueError, owner, "nonfinite", "another one with sparse gradients", f"'{SKIP_MICRO}'", remedy
-        )
 
 
 def policy_of(owner: str, nonfinite: Any, *, in_graph: bool = False) -> str:

@@ -1,19 +1,18 @@
 """One window, compiled: how a micro-batch is added, how the window ends, how it is cleared, and what it holds.
 
-The driver, the three Cells, the `Accumulator` and `AccumulatedTrainStep` are built around it. It does not decide where
-a window ends: on the host `ends.mark_ends` does, in a user's graph `graph_window.GraphWindow`.
+The driver, the three Cells and the `Accumulator` are built around it. It does not decide where a window ends: on the
+host `training.windows` does, in a user's graph the `Accumulator`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
 from ..network import tree
-from ..network.kernels import Kernels
 from ..network.state import state, untracked, zeros_like
 from .boundary import Boundary
 from .config import WindowConfig
@@ -30,7 +29,6 @@ class Window:
         weight_sum (Optional[Parameter]): the sum of the weights. Default: ``None``.
         own (bool): whether the accumulators are its own, so that its end empties them. Default: ``False``: they are the
             user's, who does it.
-        touched (Sequence[Parameter]): more Parameters that the branch with the optimizer uses. Default: none.
     """
 
     def __init__(
@@ -40,15 +38,13 @@ class Window:
         weight_sum: Parameter | None = None,
         *,
         own: bool = False,
-        touched: Sequence[Parameter] = (),
     ):
         self.config = config
         self.kernels = config.kernels
-        self.sparse = config.sparse
-        self.mindspores = Kernels()
         self.has_sums = grad_sum is not None
         self.grad_sum = tuple(grad_sum or ())
         self.weight_sum = untracked(weight_sum)
+        self.weighted = config.weighted
         self.skips = config.skips if self.has_sums else None
         self.weighs_loss = config.weighs_loss and self.has_sums
         """bool, whether a loss is multiplied by its weight, instead of the gradients."""
@@ -57,7 +53,7 @@ class Window:
         self.shapes = tuple(parameter.shape for parameter in config.parameters)
         self.own = own
         emptied = self.grad_sum if own else ()
-        self.boundary = Boundary(config, accumulated=self.has_sums, emptied=emptied, touched=touched)
+        self.boundary = Boundary(config, accumulated=self.has_sums, emptied=emptied)
 
     def leave_out(self, gradients: Any, weight: Any, loss: Any = None) -> Any:
         """Decide whether a micro-batch is left out because it is not finite: what precedes `add`, with its results.
@@ -71,55 +67,44 @@ class Window:
         kept_factor, left_out = self.skips(self.kernels, gradients, loss, weight)
         return None if weight is None else weight * kept_factor, kept_factor, left_out
 
-    def add(
-        self, gradients: Any, weight: Any = None, extra: Any = (), kept_factor: Any = None, sparse: bool = False
-    ) -> Any:
+    def add(self, gradients: Any, weight: Any = None, kept_factor: Any = None) -> Any:
         """Add the gradients of a micro-batch, times the weight if there is one and the loss was not multiplied by it.
 
         Args:
             gradients (tuple[Tensor]): its gradients.
             weight (Optional[Tensor]): its weight. Default: ``None``, no weights.
-            extra (tuple[Tensor]): what is summed over the ranks with it. Default: nothing.
             kept_factor (Optional[Tensor]): 0 if nothing is added, also for NaN, and the weight is 0; else 1. Default:
                 ``None``, 1.
-            sparse (bool): whether some of these gradients are known to have been sparse. Default: ``False``.
 
         Returns:
-            tuple[Tensor], the sums of `extra` if every micro-batch is summed over the ranks, else the accumulators.
-            Let something depend on it: with gradients of an embedding MindSpore left out a call without a used result.
+            tuple[Tensor], the accumulators. Let something depend on it: MindSpore leaves out a call without a used
+            result.
         """
         if weight is not None and self.weight_sum:
             ops.assign_add(self.weight_sum[0], ops.cast(weight, ms.float32))
-        # MindSpore asks our own for shapes before it has those of gradients that were sparse: that ended in SIGSEGV,
-        # or left a report of a failure in the working directory.
-        if sparse or self.sparse:
-            return self._add_by(self.mindspores, gradients, weight, extra, kept_factor)
-        return self._add_by(self.kernels, gradients, weight, extra, kept_factor)
-
-    def _add_by(self, kernels: Any, gradients: Any, weight: Any, extra: Any, kept_factor: Any) -> Any:
+        kernels = self.kernels
         factor = kept_factor if weight is None or self.weighs_loss else weight
         if self.sum_over_ranks is not None:
             if kept_factor is not None:
                 gradients = tree.multiply_no_nan(gradients, factor)
             elif factor is not None:
                 gradients = tree.multiply(gradients, factor)
-            summed = self.sum_over_ranks(gradients, extra)
-            return ops.depend(summed[1], kernels.add(self.grad_sum, summed[0]))
+            return kernels.add(self.grad_sum, self.sum_over_ranks(gradients)[0])
         if kept_factor is not None:
             return kernels.add_no_nan(self.grad_sum, gradients, factor)
         if factor is not None:
             return kernels.add_weighted(self.grad_sum, gradients, factor)
         return kernels.add(self.grad_sum, gradients)
 
-    def close(self, figures: Any = None, notes: Any = None) -> Any:
+    def close(self, figures: Any = None) -> Any:
         """End the window: see `Boundary`. Afterwards it is empty if its accumulators are its own."""
         weight_sum = self.weight_sum[0] if self.weight_sum else None
-        closed = self.boundary(self.grad_sum, weight_sum, figures, None, notes)
+        closed = self.boundary(self.grad_sum, weight_sum, figures)
         return ops.depend(closed, clear_scalars(self.weight_sum, self.skips)) if self.own else closed
 
-    def close_at_once(self, gradients: Any, weight: Any = None, figures: Any = None, notes: Any = None) -> Any:
+    def close_at_once(self, gradients: Any, weight: Any = None, figures: Any = None) -> Any:
         """End a window of one micro-batch, which has no accumulators. Its weight cancels out, unless it is 0."""
-        return self.boundary(gradients, None, figures, weight, notes)
+        return self.boundary(gradients, None, figures, weight)
 
     def clear(self) -> Any:
         """Set the sums to zero; let something depend on what it returns."""
@@ -160,8 +145,8 @@ def clear_scalars(weight_sum: tuple, skips: SkipMicro | None) -> Any:
     return cleared
 
 
-def new_window(name: str, config: WindowConfig, *, touched: Iterable[Parameter] = ()) -> Window:
+def new_window(name: str, config: WindowConfig) -> Window:
     """Return a window with new accumulators, whose names begin with `name`."""
     grad_sum = zeros_like(f"{name}.grad_sum", config.summing.like)
     weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if config.weighted else None
-    return Window(config, grad_sum, weight_sum, own=True, touched=tuple(touched))
+    return Window(config, grad_sum, weight_sum, own=True)

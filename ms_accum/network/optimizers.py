@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import mindspore as ms
@@ -17,7 +17,6 @@ from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 from mindspore.experimental.optim.lr_scheduler import ExponentialLR, StepLR
 
 from .. import _check
-from . import tree
 from .compiled import in_graphs
 from .parameters import as_array, digest_of, excluding
 
@@ -142,49 +141,6 @@ def warn_if_no_gradient(owner: str, norm: float) -> None:
             f"For '{owner}', all gradients of the window are 0, so nothing is learned: the loss does not depend on the "
             "optimizer's parameters. Was the optimizer made with those of the network that is trained?"
         )
-
-
-def check_sparse_rule(owner: str, optimizer: Any, networks: Iterable[nn.Cell]) -> None:
-    """Raise an error if the optimizer has another rule for sparse gradients: accumulated, they are dense.
-
-    For example, FTRL with a dense gradient sets the rows that were not looked up to 0.
-    """
-    tables = {id(table) for network in networks for table in tree.tables_of(network)}
-    looked_up = [id(parameter) in tables for parameter in optimizer.parameters]
-    other = _other_rule(inner_of(optimizer), looked_up) if any(looked_up) else ""
-    if other:
-        rule = "one that updates equally with the sparse gradients of nn.EmbeddingLookup and with dense ones"
-        remedy = "Use nn.Embedding, or nn.Adam without 'weight_decay' for the table."
-        _check.raise_invalid(ValueError, owner, "optimizer", rule, other, remedy)
-
-
-def may_have_sparse_rule(optimizer: Any) -> bool:
-    """Return whether the optimizer would have another rule for sparse gradients if all parameters had them."""
-    return bool(_other_rule(inner_of(optimizer), [True] * len(optimizer.parameters)))
-
-
-def _other_rule(optimizer: Any, looked_up: Sequence[bool]) -> str:
-    """Return what in an optimizer has another rule for sparse gradients, or "".
-
-    Read in MindSpore's source, and compared with it. Optimizers that are not named here have no rule for sparse ones.
-    """
-    kind = type(optimizer).__name__
-    if isinstance(optimizer, (nn.FTRL, nn.LazyAdam)):
-        return kind
-    if isinstance(optimizer, nn.Adam) and not optimizer.use_offload:
-        if optimizer.use_lazy:
-            return f"{kind} with use_lazy=True"
-        if optimizer.use_nesterov and not optimizer._is_device:
-            return f"{kind} with use_nesterov=True and target='CPU'"
-    elif isinstance(optimizer, nn.ProximalAdagrad):
-        if optimizer.l1.asnumpy() or optimizer.l2.asnumpy():
-            return f"{kind} with 'l1' or 'l2'"
-    else:
-        return ""
-    decays = optimizer.exec_weight_decay and any(
-        table and decayed for table, decayed in zip(looked_up, optimizer.decay_flags)
-    )
-    return f"{kind} with 'weight_decay' for the table" if decays else ""
 
 
 # The learning rate

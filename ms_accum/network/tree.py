@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 from mindspore.ops.primitive import jit_context
+
+from .. import _check
 
 _DIFFERENTIATE = "Differentiate with respect to 'optimizer.parameters'."
 _map = ops.HyperMap()
@@ -61,12 +62,7 @@ _on_cpu = ops.constexpr(lambda: ms.get_context("device_target") == "CPU")
 # The CPU kernel sums the squares of a row one after the other: for longer rows the error grows, to 1e-5 at 1,000,000.
 _LONGEST_ROW = 2**16
 _SPARSE = "SparseGatherV2"
-# Layers whose gradients are dense.
-DENSE_LAYERS = "nn.Embedding, or nn.EmbeddingLookup with target='DEVICE' and sparse=False"
-_WITHOUT_ROWS = "Outside graphs MindSpore returns those of nn.EmbeddingLookup without their rows. "
-_LOOKED_UP = (
-    f"{_WITHOUT_ROWS}Call the Accumulator in a step with ms.jit that contains the network, or use {DENSE_LAYERS}."
-)
+_USE_EMBEDDING = "Use nn.Embedding: the gradients of nn.EmbeddingLookup are sparse."
 _dense = ops.MultitypeFuncGraph("dense")
 
 
@@ -75,22 +71,15 @@ def _dense_gradient(gradient: Any, parameter: Any) -> Any:
     return gradient
 
 
+@ops.constexpr
+def _reject_rows() -> bool:
+    """Raise the error on the host, while the step is compiled: there a `raise` comes after other errors."""
+    raise ValueError(f"For 'Accumulator', 'grads' must be dense Tensors, but got sparse ones. {_USE_EMBEDDING}")
+
+
 @_dense.register("RowTensor", "Tensor")
-def _rows_summed(gradient: Any, parameter: Any) -> Any:
-    return ops.unsorted_segment_sum(gradient.values, gradient.indices, parameter.shape[0])
-
-
-_is_rows = ops.MultitypeFuncGraph("is_rows")
-
-
-@_is_rows.register("Tensor")
-def _is_no_rows(gradient: Any) -> bool:
-    return False
-
-
-@_is_rows.register("RowTensor")
-def _rows_are_rows(gradient: Any) -> bool:
-    return True
+def _rows_rejected(gradient: Any, parameter: Any) -> Any:
+    return parameter if _reject_rows() else parameter
 
 
 _zero_if = ops.MultitypeFuncGraph("zero_if")
@@ -99,29 +88,6 @@ _zero_if = ops.MultitypeFuncGraph("zero_if")
 @_zero_if.register("Bool", "Tensor")
 def _zero_gradient_if(condition: bool, gradient: Any) -> Any:
     return ops.zeros_like(gradient) if condition else gradient
-
-
-_dense_only = ops.MultitypeFuncGraph("dense_only")
-
-
-@_dense_only.register("Tensor", "Tensor")
-def _dense_gradient_only(gradient: Any, parameter: Any) -> Any:
-    return gradient
-
-
-@ops.constexpr
-def _reject_rows() -> bool:
-    """Raise the error on the host, while the step is compiled: there a `raise` comes after other errors."""
-    raise ValueError(
-        "For 'Accumulator', 'network' must be given with sparse gradients in windows of 1, with 'skip_micro', and if "
-        "the optimizer has a rule of its own for them, but got None. Give the network, or use "
-        f"{DENSE_LAYERS}."
-    )
-
-
-@_dense_only.register("RowTensor", "Tensor")
-def _rows_rejected(gradient: Any, parameter: Any) -> Any:
-    return parameter if _reject_rows() else parameter
 
 
 _descend = ops.ApplyGradientDescent()
@@ -244,27 +210,23 @@ def check_not_traced(owner: str) -> bool:
     return True
 
 
-def check_gradients(owner: str, grads: Any, parameters: Any, *, dense_only: bool = False) -> Any:
-    """Return gradients as a tuple of dense tensors, or raise an error if they do not match the parameters.
-
-    ``dense_only``: also if there are sparse ones.
-    """
+def check_gradients(owner: str, grads: Any, parameters: Any) -> Any:
+    """Return gradients as a tuple of tensors, or raise an error if they do not match the parameters."""
     check_not_traced(owner)
     grads = tuple(grads)  # `ms.grad` returns a list if it was given one
     check_without_loss(owner, grads, parameters)
     check_number(owner, "grads", grads, parameters)
-    grads = _map(_dense_only, grads, parameters) if dense_only else dense(grads, parameters)
-    return check_shapes(owner, "grads", grads, parameters)
+    return check_shapes(owner, "grads", _map(_dense, grads, parameters), parameters)
 
 
-def check_gradients_outside(owner: str, grads: Any, parameters: Any, *, dense_only: bool = False) -> Any:
+def check_gradients_outside(owner: str, grads: Any, parameters: Any) -> Any:
     """Do what `check_gradients` does, outside of graphs, where MindSpore's maps take longer than a small graph."""
     grads = tuple(grads)
     check_without_loss(owner, grads, parameters)
     if any(isinstance(gradient, tuple) for gradient in grads):  # of a function with ms.jit: indices, values, shape
-        raise ValueError(f"For '{owner}', 'grads' must be Tensors, but got sparse ones. {_LOOKED_UP}")
+        raise ValueError(f"For '{owner}', 'grads' must be dense Tensors, but got sparse ones. {_USE_EMBEDDING}")
     if not all(isinstance(gradient, ms.Tensor) for gradient in grads):
-        return check_gradients(owner, grads, parameters, dense_only=dense_only)
+        return check_gradients(owner, grads, parameters)
     check_not_traced(owner)
     check_number(owner, "grads", grads, parameters)
     _raise_other_shapes(owner, "grads", grads, parameters, _DIFFERENTIATE)
@@ -318,7 +280,7 @@ def _raise_other_shapes(owner: str, name: str, tensors: Any, parameters: Any, re
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:
             if remedy == _DIFFERENTIATE and len(tensor.shape) == 2 and tensor.shape[1:] == parameter.shape[1:]:
-                remedy = f"{_DIFFERENTIATE} {_LOOKED_UP}"
+                remedy = f"{_DIFFERENTIATE} {_USE_EMBEDDING}"
             raise ValueError(
                 f"For '{owner}', '{name}' must have the shapes of the optimizer's parameters, but got "
                 f"{tensor.shape} for {parameter.shape}. {remedy}"
@@ -339,70 +301,14 @@ def check_weight(owner: str, value: Any) -> Any:
     return value
 
 
-# Sparse gradients
-
-
-def gives_rows(network: nn.Cell) -> bool:
-    """Return whether some gradients of a network are sparse (rows of an embedding)."""
-    return bool(_lookup_layers(network))
-
-
-class RejectsRows(ops.constexpr(lambda: False, get_instance=False)):  # type: ignore[misc]
-    """Rejects sparse gradients outside graphs, where their rows are unknown; in a graph a call does nothing.
-
-    Shapes alone don't show it: if the number of words is that of the table's rows, so is the gradient's.
-
-    Args:
-        owner (str): the name used in the error message.
-        tables (Sequence[Parameter]): the trained Parameters whose gradients are sparse.
-        in_loop (bool): whether the user's loop calls for it, so that another step is the remedy. Default: ``False``.
-    """
-
-    def __init__(self, owner: str, tables: Sequence[ms.Parameter], *, in_loop: bool = False):
-        super().__init__()
-        self.owner, self.tables = owner, tables
-        self.remedy = _LOOKED_UP if in_loop else f"{_WITHOUT_ROWS}Use compile=True, or {DENSE_LAYERS}."
-
-    def __call__(self) -> bool:
-        """Raise the error if a table is trained."""
-        for table in self.tables:
-            if table.requires_grad:
-                raise ValueError(
-                    f"For '{self.owner}', the gradients must be dense outside graphs, but got sparse ones of "
-                    f"{table.name}. {self.remedy}"
-                )
-        return False
-
-
-def tables_of(network: nn.Cell) -> list[ms.Parameter]:
-    """Return the Parameters of a network whose gradients are sparse."""
-    return [parameter for cell in _lookup_layers(network) for parameter in cell.get_parameters()]
-
-
-def _lookup_layers(network: nn.Cell) -> list[nn.Cell]:
-    """Return the layers with the operator whose gradient is sparse."""
-    cells = [cell for _, cell in network.cells_and_names()]
-    return [cell for cell in cells if any(getattr(p, "name", "") == _SPARSE for p in cell._primitives.values())]
-
-
-def has_rows(gradients: Any) -> Any:
-    """Return whether some gradients are sparse, in a graph a constant."""
-    sparse = False
-    for start in range(0, len(gradients), 32):  # in pieces, because of the number of rounds: see `check_shapes`
-        sparse = sparse or _has_rows(gradients[start : start + 32])
-    return sparse
-
-
-def _has_rows(gradients: Any) -> Any:
-    sparse = False
-    for rows in _map(_is_rows, gradients):
-        sparse = sparse or rows
-    return sparse
-
-
-def dense(gradients: Any, parameters: Any) -> Any:
-    """Return `gradients` as dense tensors: for an embedding a graph returns only the rows that were looked up."""
-    return _map(_dense, gradients, parameters)
+def check_dense(owner: str, network: nn.Cell, parameters: Any) -> None:
+    """Raise an error if gradients of these parameters are sparse: those of the rows of an embedding alone."""
+    trained = {id(parameter) for parameter in parameters}
+    for name, cell in network.cells_and_names():
+        is_lookup = any(getattr(primitive, "name", "") == _SPARSE for primitive in cell._primitives.values())
+        if is_lookup and any(id(parameter) in trained for parameter in cell.get_parameters()):
+            rule = "one with dense gradients"
+            _check.raise_invalid(ValueError, owner, "network", rule, f"the sparse ones of '{name}'", _USE_EMBEDDING)
 
 
 # Arithmetic

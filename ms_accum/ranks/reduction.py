@@ -177,9 +177,8 @@ class SumOverRanks:
 
     def __call__(self, end: Any) -> Any:
         zero = Tensor(0.0, ms.float32)
-        weight_sum, figures, notes, counts = end["weight_sum"], end["figures"], end["notes"], end["skip_counts"]
+        weight_sum, figures, counts = end["weight_sum"], end["figures"], end["skip_counts"]
         others: Any = (zero if weight_sum is None else weight_sum, zero if figures is None else figures)
-        others = others if notes is None else (*others, notes)
         others = others if counts is None else (*others, counts)
         gradients, others = self.sums(end["gradients"], others)
         end["gradients"] = gradients
@@ -188,10 +187,8 @@ class SumOverRanks:
             end["weight_sum"] = others[0]
         if end["loss"] is not None:
             end["loss"] = others[1][0]
-        if notes is not None:
-            end["notes"] = others[2]
         if counts is not None:
-            end["skip_counts"] = others[-1]
+            end["skip_counts"] = others[2]
         return end
 
 

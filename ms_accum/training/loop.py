@@ -6,33 +6,38 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
+import numpy as np
 from mindspore import nn
 from mindspore.train import Callback, RunContext
 
 from .. import _check
-from ..engine.graph_window import GraphWindow, RankStatus
 from ..network.optimizers import kind_of
 from ..ranks.agreement import agree
-from ..ranks.group import Group, is_first
+from ..ranks.group import Group, gather_numbers, is_first
 from ..saving.checkpointer import Checkpointer, find_together
 from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
 from .callbacks import warn_about_counters
 from .data import Position
 from .run_state import SETTING, trained_parameters
+from .step import never
 
 
 class Accumulates(Protocol):
-    """An `Accumulator` or an `AccumulatedTrainStep`: its window, its settings and its Parameters."""
+    """An `Accumulator` or an `AccumulatedTrainStep`: what of it is saved."""
 
     optimizer: Any
     group: Group | None
-    window: GraphWindow
+    waits: bool
+    micro_batches: Any
 
     @property
     def settings(self) -> Mapping[str, Any]: ...
     @property
     def state(self) -> Mapping[str, Any]: ...
+    @property
+    def counters(self) -> Mapping[str, Any]: ...
+    def load(self, counters: Mapping[str, Any]) -> None: ...
 
 
 class ResumableLoop:
@@ -86,21 +91,27 @@ class ResumableLoop:
         self._states = _check.instance(owner, "checkpointer", checkpointer, Checkpointer, "a Checkpointer")
         self._network = _check.instance(owner, "network", network, nn.Cell, "a Cell")
         self._accumulator = accumulator
-        self._window = accumulator.window
         self._group = accumulator.group
         self._at, self._is_resumed = Position(), False
+        self._reading = (1, 0)  # epoch and batches; those of `_at` are before the micro-batches that wait
 
     @property
     def epoch(self) -> int:
         """int, the epoch in which to start or resume, from 1."""
-        return self._at.epoch
+        return self._reading[0]
 
     @property
     def batches(self) -> int:
         """int, the number of finished batches of this epoch."""
-        return self._at.batches
+        return self._reading[1]
 
     def __enter__(self) -> ResumableLoop:
+        if self._accumulator.waits and self._accumulator.micro_batches:
+            held = _check.quantity(self._accumulator.micro_batches, "micro-batch")
+            raise RuntimeError(
+                f"For 'ResumableLoop', a training state can't contain {held} of an open window. Call 'flush()' or "
+                "'clear()' first."
+            )
         self._states.for_group(self._group).__enter__()
         try:
             # Also because rank 0 may still be writing the state to resume.
@@ -129,7 +140,7 @@ class ResumableLoop:
 
     def move_to(self, epoch: int) -> None:
         """Move to the beginning of an epoch; callbacks may have changed Parameters at the end of the last one."""
-        self._at.epoch, self._at.batches = epoch, 0
+        self._at.epoch, self._at.batches = self._reading = epoch, 0
         self._states.changed()
 
     def after_micro_batch(self, epoch: int, batches: int) -> None:
@@ -146,44 +157,43 @@ class ResumableLoop:
         """
         epoch = _check.positive_int("after_micro_batch", "epoch", epoch)
         batches = _check.count("after_micro_batch", "batches", batches)
-        self._at.epoch, self._at.batches = epoch, batches
-        in_window, requests = int(self._window.micro_batches.asnumpy()) > 0, self._states.requests()
-        if self._window.rank_status is not None:
-            self._after_micro_batch_of_ranks(self._window.rank_status, in_window, requests)
-        else:
-            self._states.after_micro_batch(self._updates, in_window, self._capture, requests)
+        self._reading = epoch, batches
+        held, waits = int(self._accumulator.micro_batches), self._accumulator.waits
+        if waits and held > batches:
+            return  # the state is that of the window's beginning, which is in an epoch before this one
+        self._at.epoch, self._at.batches = epoch, batches - held if waits else batches
+        requests = self._states.requests()
+        if self._group is not None:
+            if held:
+                return  # ranks save and stop together, between windows
+            requests = self._together(self._group, requests)
+        self._states.after_micro_batch(self._updates, held > 0, self._capture, requests)
 
-    def _after_micro_batch_of_ranks(self, rank_status: RankStatus, in_window: bool, requests: Sequence[float]) -> None:
-        """Save or stop between windows, as all ranks do that see the same requests, which came with the window's sums.
-
-        Not while some ranks flush: their data are over, so their positions differ.
-        """
-        rank_status.request(requests)
-        summed = None if in_window else rank_status.requests()
-        if summed is not None:
-            self._states.after_micro_batch(self._updates, False, self._capture, summed)
-            rank_status.request((requests[0], 0.0))  # what was late may have been saved
+    def _together(self, group: Group, requests: Sequence[float]) -> list[float]:
+        """Return the requests of all ranks, which must be at the same position."""
+        of_ranks = gather_numbers(np.array([self._at.epoch, self._at.batches, *requests], np.float64), group)
+        if (of_ranks[:, :2] != of_ranks[0, :2]).any():
+            at = ", ".join(f"epoch {epoch:.0f}, batch {batch:.0f}" for epoch, batch, *_ in of_ranks)
+            raise RuntimeError(
+                f"For 'ResumableLoop', all ranks must run the same number of micro-batches, but they are at {at}."
+            )
+        return of_ranks[:, 2:].sum(0).tolist()
 
     @property
     def _updates(self) -> int:
-        return int(self._window.updates.asnumpy())
+        return int(self._accumulator.counters["updates"])
 
     def _parameters(self) -> dict[str, Any]:
         window_parameters = {f"window.{name}": parameter for name, parameter in self._accumulator.state.items()}
-        size = window_parameters.pop("window.size")
         trained = trained_parameters(self._network, self._accumulator.optimizer)
-        return {**trained, **window_parameters, f"{SETTING}.accumulate_step": size}
+        if "window.size" in window_parameters:
+            trained[f"{SETTING}.accumulate_step"] = window_parameters.pop("window.size")
+        return {**trained, **window_parameters}
 
     def _capture(self) -> TrainingState:
-        window = self._window
-        metadata = {
-            "at": asdict(self._at),
-            "micro_batches": int(window.micro_batches.asnumpy()),
-            "updates": self._updates,
-            "skipped": int(window.skipped.asnumpy()),
-            "updated": bool(window.updated.asnumpy()),
-        }
-        return capture(self._parameters(), metadata, writes=is_first(self._group))
+        held = 0 if self._accumulator.waits else int(self._accumulator.micro_batches)
+        facts = {"at": asdict(self._at), "micro_batches": held, **self._accumulator.counters}
+        return capture(self._parameters(), facts, writes=is_first(self._group))
 
     def _resume(self) -> None:
         parameters = self._parameters()  # raises an error before training if a state can't be saved
@@ -209,7 +219,8 @@ class ResumableLoop:
             reason = f"has epochs of {_check.quantity(at.total or 0, 'batch')}, but this data set has {self._at.total}"
             raise CheckpointError(f"The run of '{found_state.path}' {reason}. Resume it with batches of the same size.")
         restore(found_state.state, parameters, found_state.path, leave_out=SETTING if found_state.changed else "")
-        self._at, self._is_resumed = at, True
+        self._accumulator.load(found_state.state.facts)
+        self._at, self._reading, self._is_resumed = at, (at.epoch, at.batches), True
 
 
 class SaveStates(Callback):
@@ -252,15 +263,14 @@ class SaveStates(Callback):
     """
 
     def __init__(self, checkpointer: Checkpointer, step: Any, dataset: Any):
-        self._loop = ResumableLoop(checkpointer, step.loss_and_gradients.network, step)
-        self._step = step
+        self._loop = ResumableLoop(checkpointer, step.trained, step)
+        self._step, self._checkpointer = step, checkpointer
         self._data = dataset
         self._size = dataset.get_dataset_size()
         self._loop.set_epoch_size(self._size)
         self._loop.__enter__()
         self._is_resumed, self._is_used = self._loop.is_resumed, False
         self._epoch, self._batches = self._loop.epoch, self._loop.batches
-        step.resumed = bool(step.micro_batches)
         if self._batches == self._size:
             reason = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
             _check.warn(f"For 'SaveStates', the resumed run {reason}.")
@@ -286,6 +296,7 @@ class SaveStates(Callback):
         if self._is_resumed:
             warn_about_counters(args.get("list_callback", ()))
         args["batches_done"] = self._batches
+        self._step.stops = lambda: self._checkpointer.requests()[0] > 0
         args["cur_step_num"] = self._steps_seen = args["batch_num"] * self.initial_epoch + self._batches
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
@@ -300,9 +311,7 @@ class SaveStates(Callback):
         self._step.average.restore()  # a callback may have evaluated
         steps_before, self._steps_seen = self._steps_seen, args["cur_step_num"]
         args["batches_done"] += self._steps_seen - steps_before  # in sink mode a step has several batches
-        collected = self._step.collected  # these have changed nothing, so the state is that of the window's beginning
-        if not collected or (self._step.group is None and collected <= args["batches_done"]):
-            self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"] - collected)
+        self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
@@ -322,5 +331,6 @@ class SaveStates(Callback):
     def _end(self, *error: Any) -> None:
         self._is_used = True
         self._step.average.restore()
+        self._step.stops = never
         self._data.set_init_step(0)
         self._loop.__exit__(*error)

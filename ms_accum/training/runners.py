@@ -22,7 +22,6 @@ from ..network.compiled import Compiled, in_graphs
 from .shares import Inputs
 
 _GOES_ON, _ENDS = Tensor(False), Tensor(True)
-_OWNER = "GradientAccumulation"
 _log = logging.getLogger("ms_accum")
 # A graph takes at most this number of micro-batches, and of bytes of their columns.
 _MOST, _BYTES = 16, 16 * 2**20
@@ -132,7 +131,7 @@ class _AddZeros(Compiled):
     """Add zeros to the sum over the ranks, if other ranks have more micro-batches: they wait for the sum."""
 
     def __init__(self, window: Window):
-        super().__init__(_OWNER, window.config.compiles)
+        super().__init__(window.config.owner, window.config.compiles)
         self.window = window
 
     def construct(self) -> Any:
@@ -192,7 +191,7 @@ class ByLoops:
         except Exception as error:
             if self._has_run:
                 raise
-            _log.debug("For '%s', micro-batches are not run in a loop: %s", _OWNER, error)
+            _log.debug("For '%s', micro-batches are not run in a loop: %s", loop.owner, error)
             self._loop = None
             self._by_calls.clear()
             return []
@@ -291,7 +290,7 @@ class Loop(Compiled):
 
 def loops(network: nn.Cell, config: WindowConfig, columns: Sequence[Tensor]) -> bool:
     """Return whether windows of a network are run in loops: where this has been measured, and was faster."""
-    if config.group is not None or config.dynamic is not None or config.sparse or not in_graphs(config.compiles):
+    if config.group is not None or config.dynamic is not None or not in_graphs(config.compiles):
         return False
     parameters = sum(parameter.nbytes for parameter in config.parameters)
     is_bfloat16 = any(column.dtype == ms.bfloat16 for column in columns)
@@ -342,7 +341,7 @@ class _UpdateAtOnce(Compiled):
     """
 
     def __init__(self, network: nn.Cell, config: WindowConfig):
-        super().__init__(_OWNER, config.compiles, network, config.optimizer)
+        super().__init__(config.owner, config.compiles, network, config.optimizer)
         self.loss_and_gradients = Forward(network, config, own_scale(config.optimizer))
         self.window = Window(config, None)
         self.scaled = config.dynamic is not None
@@ -360,7 +359,7 @@ class _UpdateWithZeros(Compiled):
     """Update with a gradient of 0, the sum of no rows, as windows of several micro-batches do."""
 
     def __init__(self, at_once: _UpdateAtOnce):
-        super().__init__(_OWNER, at_once.compiles, at_once.window.config.optimizer)
+        super().__init__(at_once.owner, at_once.compiles, at_once.window.config.optimizer)
         self.window = at_once.window
         self.scaled = at_once.scaled
 

@@ -60,7 +60,6 @@ def shared(
     group: Group | None,
     *,
     batches: int = 0,
-    keep_empty: bool = False,
 ) -> Shared:
     """Return what a window counts for.
 
@@ -70,10 +69,9 @@ def shared(
         requests (Sequence[float]): this rank's requests to stop and to save.
         group (Optional[Group]): the ranks.
         batches (int): the number of batches of the epoch that this rank has read. Default: 0.
-        keep_empty (bool): whether those that count nothing are run, too. Default: ``False``.
     """
     counted = [(columns, _divisors(objective, columns)) for columns in micro_batches or ()]
-    parts = [Part(number, *each) for number, each in enumerate(counted, 1) if keep_empty or any(each[1])]
+    parts = [Part(number, *each) for number, each in enumerate(counted, 1) if any(each[1])]
     size = 1 if objective.terms is None else len(objective.terms.names)
     divisors = summed([part.divisors for part in parts], size, None)
     samples, empty = sum(part.columns[0].shape[0] for part in parts), len(counted) - len(parts)

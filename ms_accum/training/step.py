@@ -1,4 +1,4 @@
-"""The driver's step: runs a window, which is read and shared, and counts updates."""
+"""The step of the driver and of `AccumulatedTrainStep`: runs a window, which is read and shared, and counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from .coupled_window import Coupled
 from .runners import AtOnce, ByCalls, ByLoops, loops
 from .shares import OneLoss, SeveralTerms, Shared, shared, without
 
-_OWNER = "GradientAccumulation"
+
+def never() -> bool:
+    """Return False: nothing asks to stop."""
+    return False
 
 
 class Ended(NamedTuple):
@@ -53,7 +56,7 @@ class Ended(NamedTuple):
 
 
 class Step:
-    """Runs the windows of a driver, and counts them.
+    """Runs windows, and counts them.
 
     Args:
         objective (Objective): the loss and its weights.
@@ -80,7 +83,11 @@ class Step:
         self._coupled = isinstance(objective.forward, LossOfBatch)
         if self._coupled and config.skips is not None:
             rule, remedy = "the default with a CoupledLoss", "Its loss is computed once per window."
-            _check.raise_invalid(ValueError, _OWNER, "nonfinite", rule, "another value", remedy)
+            _check.raise_invalid(ValueError, config.owner, "nonfinite", rule, "another value", remedy)
+        if objective.terms is not None and config.skips is not None and config.summing.of_micro_batch is not None:
+            # The others of a window run again: a rank with one less would add sums of other micro-batches.
+            rule, remedy = "False with several terms and nonfinite='skip_micro'", "Sum once per window."
+            _check.raise_invalid(ValueError, config.owner, "sync_every_micro_batch", rule, True, remedy)
         self._network = objective.forward
         self._losses = self._losses_of(objective)
         self._learning_rate = LearningRate(self.optimizer)
@@ -103,7 +110,7 @@ class Step:
 
     def open(self, size: int | None) -> None:
         """Prepare for windows of this size; 0 if it changes, None if each batch is a window."""
-        check_not_applied("train_process", self.config.ema)
+        check_not_applied(self.config.owner, self.config.ema)
         self._undo = self._new_undo()  # layers may have been frozen until now
         self._size = size
         self.skipped_in_a_row = 0
@@ -123,13 +130,13 @@ class Step:
         window = shared(micro_batches, self.objective, requests, self.group, batches=batches)
         if self._coupled and self.group is not None and 0 < window.ranks < self.group.size:
             raise RuntimeError(
-                f"For 'train_process', all ranks must have the same number of windows with a CoupledLoss, but "
+                f"For '{self.config.owner}', all ranks must have the same number of windows with a CoupledLoss, but "
                 f"{self.group.size - window.ranks} of {self.group.size} have no more data. "
                 "Give all the same number of batches."
             )
         return window
 
-    def run(self, window: Shared, stops: Callable[[], bool] = lambda: False) -> Ended | None:
+    def run(self, window: Shared, stops: Callable[[], bool] = never) -> Ended | None:
         """Run a window; None if `stops` has asked to stop inside it: then it has changed nothing.
 
         Args:
@@ -152,7 +159,7 @@ class Step:
         self.skipped += not updated
         if updated:
             if self.updates == 1 and window.samples:
-                warn_if_no_gradient("train_process", norm)
+                warn_if_no_gradient(self.config.owner, norm)
             if self.scheduler is not None:
                 self.scheduler.step()
         overflows_before, self._overflows = self._overflows, self.config.overflows
@@ -197,7 +204,7 @@ class Step:
     def _runner(self, inputs: Sequence[tuple]) -> Any:
         """Return what runs windows of this size, created when it is first needed."""
         # With several ranks, windows of 1 are summed as well.
-        accumulates = self._size != 1 or self.group is not None or self.config.sparse
+        accumulates = self._size != 1 or self.group is not None
         if accumulates not in self._runners:
             self._runners[accumulates] = self._new_runner(inputs) if accumulates else AtOnce(self._network, self.config)
         return self._runners[accumulates]

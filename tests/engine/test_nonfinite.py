@@ -14,7 +14,7 @@ from helpers import Slope, batches, cross_entropy, micro_batch, run, slope_drive
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation
 from ms_accum.programs.metrics_file import MetricsFile
 from test_model_step import dataset
-from ways import WAYS, Half, Root, Trained
+from ways import Half, Root, Trained
 
 GOOD = [micro_batch(1.0, 4.0, rows=2), micro_batch(3.0, 2.0, rows=5), micro_batch(5.0, 1.0, rows=1)]
 BAD = micro_batch(np.nan, 1.0, rows=3)
@@ -30,17 +30,6 @@ class Endless(nn.Cell):
 
     def construct(self, x):
         return ops.mean(ops.sum(x * self.w, 1)) + ops.max(ops.where(x == 99, Tensor(np.inf), Tensor(0.0)))[0]
-
-
-class Looked(nn.Cell):
-    """Rows of a table."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.EmbeddingLookup(4, 2)
-
-    def construct(self, x):
-        return ops.mean(self.table(ops.cast(x, ms.int32)))
 
 
 def weights(way, network, micro_batches, window, **options):
@@ -107,14 +96,6 @@ def test_window_of_which_all_is_left_out_is_skipped(way, reduction):
     assert trained.weights.tolist() == [1.0, 1.0]
     trained.train([GOOD[0], BAD])
     assert [int(getattr(trained.system, name)) for name in ("updates", "skipped", "left_out")] == [1, 1, 3]
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("way", WAYS)
-def test_sparse_gradients_are_rejected(way):
-    message = "'nonfinite' must be another one with sparse gradients, but got 'skip_micro'. Use nn.Embedding"
-    with pytest.raises(ValueError, match=message):
-        Trained(way, Looked(), make=lambda parameters: nn.Adam(parameters, 0.1), nonfinite="skip_micro")
 
 
 @pytest.mark.host

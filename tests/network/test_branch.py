@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
+import ms_accum.accumulator
 import ms_accum.engine.cells
-import ms_accum.engine.graph_window
 import ms_accum.training.runners
 from ms_accum.network.branch import Branch, branch
 from ways import Trained
 
-USERS = (ms_accum.engine.cells, ms_accum.engine.graph_window, ms_accum.training.runners)
+USERS = (ms_accum.engine.cells, ms_accum.accumulator, ms_accum.training.runners)
 
 
 class Through(nn.Cell):

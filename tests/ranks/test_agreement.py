@@ -98,7 +98,7 @@ def test_weights_with_rounding_differences_are_accepted(results):
 def windows_of(ranks, name):
     """Return the micro-batches of each window of an epoch, as (rank, number), of all ranks."""
     shards = ranks_agreement.SHARDS[name][:ranks]
-    starts = range(0, max(shards), ranks_agreement.N)
+    starts = range(0, max(shards), ranks_agreement.N)  # all have equally many full windows
     return [
         [(rank, n) for rank, size in enumerate(shards) for n in range(start, min(size, start + ranks_agreement.N))]
         for start in starts
@@ -127,8 +127,7 @@ def expected_of(ranks, name, *, bad=0, sums=False, skip=False, epochs=2):
 
 UNEVEN = {
     "tail plain": ("tail", {}),
-    "more windows in step": ("more windows", {}),
-    "scaled sums": ("more windows", {"sums": True}),
+    "scaled sums": ("none", {"sums": True}),
 }
 
 
@@ -146,8 +145,23 @@ def check_uneven(results, case, name, options):
 
 
 @pytest.mark.parametrize("case", UNEVEN)
-def test_ranks_with_fewer_micro_batches_take_part_in_all_windows(results, case):
+def test_ranks_with_fewer_micro_batches_take_part_in_the_last_window(results, case):
     check_uneven(results, case, *UNEVEN[case])
+
+
+def test_ranks_take_part_in_the_windows_of_a_step(results):
+    weight, _, counts, *_ = expected_of(len(results), "more windows")
+    for rank in results:
+        assert rank["stepped"] == [pytest.approx([weight] * 2, rel=1e-5), counts[0], 0]
+
+
+def test_ranks_of_which_one_is_ahead_are_told(results):
+    ahead = [3 - number for number in range(len(results))]
+    windows, at = ", ".join(map(str, ahead)), ", ".join(f"epoch 2, batch {number}" for number in ahead)
+    for rank in results:
+        flush, loop = rank["apart"]
+        assert f"all ranks must call it the same number of times, but they have ended {windows} windows." in flush
+        assert f"all ranks must run the same number of micro-batches, but they are at {at}." in loop
 
 
 def test_number_of_reductions_per_window(results):
@@ -164,13 +178,12 @@ def test_changed_window_size_of_one_rank_is_detected(results):
         assert updates == 2  # together: the window of 2, and the rest
 
 
-def test_loop_of_uneven_ranks_is_resumed(results):
-    weight, _, counts, *_ = expected_of(len(results), "more windows")
+def test_loop_of_ranks_is_resumed(results):
+    weight, _, counts, *_ = expected_of(len(results), "equal")
     for rank in results:
-        result = rank["uneven and resumed"]
+        result = rank["loop resumed"]
         assert result["weights"] == pytest.approx([weight] * 2, rel=1e-5) and result["updates"] == counts[0]
-        # Stopped at the end of the epoch: inside it rank 1 had no more micro-batches.
-        assert result["begun"] == [[1, 0, 0], [2, 0, 3]]
+        assert result["begun"] == [[1, 0, 0], [1, 3, 1]]  # stopped at the end of the window
 
 
 # A stop in Model, left out micro-batches, what is sent

@@ -25,7 +25,6 @@ def check_like_one_process(in_model, name):
     assert results[0]["updates"] == len(records)
     for rank in results:  # at a window's end all see the loss of all rows: callbacks decide alike
         assert [rank["losses"][end] for end in (2, 4, 7, 9)] == pytest.approx([r.loss for r in records], rel=1e-5)
-    assert results[0]["losses"][0] != results[1]["losses"][0]
 
 
 @pytest.mark.host

@@ -119,6 +119,7 @@ def test_misuse_raises_on_all_ranks(in_step):
         "'grads' must have the shapes of the optimizer's parameters",
         "'optimizer' must be one of the network's parameters",
         "'grad_sum' must have the shapes of the optimizer's parameters",
+        "'sync_every_micro_batch' must be False with several terms and nonfinite='skip_micro'",
     ]
     for rank in in_step:
         messages = rank["misused"]["said"]

@@ -408,11 +408,6 @@ def test_terms_without_a_dict_of_weights_are_rejected():
         run(driver(terms.Net(), weight=None, coefficients=None, check="first"), DATA, 3)
 
 
-def test_micro_batches_that_run_again_are_not_summed_one_by_one():
-    with pytest.raises(ValueError, match="'sync_every_micro_batch' must be False with several terms and nonfinite="):
-        driver(terms.Net(), nonfinite="skip_micro", sync_every_micro_batch=True)
-
-
 def test_tuple_is_in_the_order_of_the_weights():
     class Ordered(terms.Loss):
         def construct(self, logits, labels):
