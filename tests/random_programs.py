@@ -41,10 +41,12 @@ class Program:
     def __init__(self, way, seed, compiled=False, ranks=1):
         self.draws, self.compiled = Draws(seed), compiled
         self.settings = self.drawn_settings(way, ranks)
+        if way == "cells":
+            self.settings = self.settings._replace(policy="skip_window", scale=None, stages=())
         self.even = compiled or self.draws.integer(0, 3) == 0
         self.sync, self.zero = (bool(self.draws.integer(0, 2)) and ranks > 1 for _ in range(2))
-        if self.settings.weight == "terms" and self.settings.policy == "skip_micro":
-            self.sync = False  # its windows may run twice, on one rank alone
+        runs_again = self.settings.weight == "terms" and self.settings.policy == "skip_micro"  # on one rank alone
+        self.sync = self.sync and not runs_again and way != "cells"
         if self.zero:
             self.settings = self.settings._replace(stages=())  # a rank has only its parts of the gradients
         self.calls = [self.training()]
@@ -60,10 +62,11 @@ class Program:
         reduction = one_of("mean", "mean", "sum")
         half = one_of(False, False, False, True)
         weights = ["rows", "column", 4e4 if half else 2.5] if reduction == "mean" else ["rows"]
-        if reduction == "mean" and way != "cells" and (ranks == 1 or way == "driver"):
+        if reduction == "mean" and way != "cells" and (ranks == 1 or way in ("driver", "step", "model")):
             weights.append("terms")
         weight = one_of(*weights)
-        policies = ["skip_window"] if weight == "terms" and way != "driver" else ["skip_window", "skip_micro"]
+        by_user = weight == "terms" and way in ("accumulator", "loop")
+        policies = ["skip_window"] if by_user else ["skip_window", "skip_micro"]
         policies += ["raise"] if way in ("driver", "model") else []
         self.sizes = [2, 1, 3, 5, {0: 1, 2: 3, 5: 2}, cycling]
         self.sizes += [("split", 2), ("split", 3)] if way == "driver" and ranks == 1 else []
@@ -119,7 +122,7 @@ class Program:
     def resumes(self):
         """bool, whether runs can be stopped and resumed."""
         settings = self.settings
-        if settings.weight == "terms" and settings.way in ("step", "accumulator", "loop"):
+        if settings.weight == "terms" and settings.way in ("accumulator", "loop"):
             return False
         return settings.way != "cells" and settings.policy != "raise" and settings.ranks == 1
 

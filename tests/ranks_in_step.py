@@ -27,6 +27,8 @@ from ms_accum import (
     ZeroOptimizer,
     total,
 )
+from ms_accum.engine.config import resolve
+from ms_accum.engine.window import Window
 from ms_accum.ranks import agreement, reduction
 from reference import digest
 
@@ -64,10 +66,11 @@ def graphs(group, zero, in_step):
     optimizer = ranks.momentum_of(network, zero)
     like = optimizer.inner.parameters if zero and in_step else optimizer.parameters
     grad_sum = like.clone(prefix="grad_sum", init="zeros")
-    options = {"sync_every_micro_batch": in_step}
     loss = nn.WithLossCell(network, cross_entropy())
-    forward_backward = TrainForwardBackward(loss, optimizer, grad_sum, **options)
-    update, clear = TrainOptim(optimizer, grad_sum, **options), TrainClear(grad_sum)
+    config = resolve("graphs", optimizer, loss, weighted=False, sync_every_micro_batch=in_step, compiles=True)
+    window = Window(config, grad_sum)
+    forward_backward = TrainForwardBackward(loss, optimizer, window)
+    update, clear = TrainOptim(optimizer, window), TrainClear(window)
     before, observed = digest(optimizer.parameters), []
     for micro_batch in ranks.even_data(group)[:2]:
         forward_backward(*micro_batch)

@@ -189,17 +189,13 @@ class System:
 
     def make_cells(self):
         name = unique_name("by_hand")
-        sharded = self.program.zero and self.program.sync
-        like = self.optimizer.inner.parameters if sharded else self.optimizer.parameters
-        grad_sum = zeros_like(f"{name}.grad_sum", like)
+        grad_sum = zeros_like(f"{name}.grad_sum", self.optimizer.parameters)
         weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self.settings.reduction == "mean" else None
-        shared = {"weight_sum": weight_sum, "nonfinite": self.settings.policy}
-        ranks = {**self.ranks, "loss_scale": self.scaler}
-        self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared, **ranks)
-        options = {"clip_norm": self.settings.clip, "ema": self.ema, "stages": self.stages, **ranks}
-        self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
-        self.empty = TrainClear(grad_sum, **shared)
-        self.system, self.counts, self.window_losses = None, [0, 0], []
+        shared = {"weight_sum": weight_sum, "group": self.group}
+        self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared)
+        self.optim = TrainOptim(self.optimizer, grad_sum, clip_norm=self.settings.clip, ema=self.ema, **shared)
+        self.empty = TrainClear(grad_sum, weight_sum=weight_sum)
+        self.system, self.counts, self.held = None, [0, 0], 0
 
     # The calls
 
@@ -290,14 +286,13 @@ class System:
         del stops, folder
         for _ in range(epochs):
             for x, z, c in data:
-                if not self.window_losses:
+                if not self.held:
                     self.full = self.settings.size_after(self.counts[0])
                 weight = self.settings.weight
                 own = {} if weight == "rows" else {"weight": c[0] if weight == "column" else Tensor(weight, ms.float32)}
-                self.window_losses.append(float(self.add(x, z, c, **own).asnumpy()))
-                if weight == "column" and not float(c.asnumpy()[0]):
-                    self.window_losses[-1] = 0.0
-                if len(self.window_losses) == self.full:
+                self.add(x, z, c, **own)
+                self.held += 1
+                if self.held == self.full:
                     self.flush()
             if self.settings.tail != "carry":
                 self.flush() if self.settings.tail == "flush" else self.clear()
@@ -306,10 +301,8 @@ class System:
         if self.system is not None:
             self.run_window()
             return self.system.flush()
-        if self.window_losses:
-            left_out = self.settings.policy == "skip_micro"
-            figure = sum(loss for loss in self.window_losses if not (left_out and np.isnan(loss)))
-            updated = bool(self.optim(Tensor([figure], ms.float32))[0].asnumpy())
+        if self.held:
+            updated = bool(self.optim()[0].asnumpy())
             self.counts[not updated] += 1
             self.clear()
         return None
@@ -320,7 +313,7 @@ class System:
             self.system.clear()
         else:
             self.empty()
-            self.window_losses = []
+            self.held = 0
 
     def shift(self):
         for parameter in self.parameters:
@@ -338,9 +331,7 @@ class System:
         numbers = {"global_step": int(inner.global_step.asnumpy()[0])}
         if self.system is None:
             updates, skipped = self.counts
-            skips = self.add.window.skips
-            held, left_out = len(self.window_losses), 0 if skips is None else int(skips.left_out.asnumpy())
-            return {**numbers, "updates": updates, "skipped": skipped, "held": held, "left_out": left_out}
+            return {**numbers, "updates": updates, "skipped": skipped, "held": self.held, "left_out": 0}
         system = self.system
         numbers |= {"updates": int(system.updates), "skipped": int(system.skipped), "updated": bool(system.updated)}
         numbers |= {"held": int(system.micro_batches) + len(self.window), "left_out": system.left_out}

@@ -17,7 +17,8 @@ from ms_accum import (
 )
 from ms_accum.network.state import state, unique_name, zeros_like
 
-WAYS = ("driver", "cells", "step", "accumulator", "loop")
+WAYS = ("driver", "step", "accumulator", "loop")
+"""tuple[str], the ways with all options; Trained has the three Cells, too."""
 
 
 class Half(nn.Cell):
@@ -79,12 +80,10 @@ class Trained:
         name = unique_name("by_hand")
         grad_sum = zeros_like(f"{name}.grad_sum", self.optimizer.parameters)
         weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
-        shared = {"weight_sum": weight_sum}
-        both = {name: options[name] for name in ("loss_scale", "nonfinite", "compile") if name in options}
-        self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared, **both)
-        self.optim = TrainOptim(self.optimizer, grad_sum, **shared, **options)
-        policy = {name: options[name] for name in ("nonfinite", "compile") if name in options}
-        self.clear = TrainClear(grad_sum, **shared, **policy)
+        shared = {"weight_sum": weight_sum, **({"compile": options["compile"]} if "compile" in options else {})}
+        self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared)
+        self.optim = TrainOptim(self.optimizer, grad_sum, **{**options, **shared})
+        self.clear = TrainClear(grad_sum, **shared)
         self.system = self.optim.window.config
 
     def train(self, micro_batches):
@@ -126,9 +125,9 @@ class Trained:
 
     def train_cells(self, inputs):
         for first in range(0, len(inputs), self.window):
-            losses = [self.add(x) for x in inputs[first : first + self.window]]
-            figures = Tensor([sum(float(loss.asnumpy()) for loss in losses)], ms.float32)
-            self.cells_updates += bool(self.optim(figures)[0].asnumpy())
+            for x in inputs[first : first + self.window]:
+                self.add(x)
+            self.cells_updates += bool(self.optim()[0].asnumpy())
             self.clear()
 
     @property

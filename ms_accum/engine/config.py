@@ -204,7 +204,7 @@ def resolve(
     group = group_of(owner, group)
     scale, dynamic = scale_of(owner, loss_scale, optimizer)
     policy = policy_of(owner, nonfinite, in_graph=in_graph)
-    skips = nonfinite if isinstance(nonfinite, SkipMicro) else SkipMicro() if policy == SKIP_MICRO else None
+    skips = SkipMicro() if policy == SKIP_MICRO else None
     if ema is not None:
         _check.instance(owner, "ema", ema, Ema, "an Ema", "Write Ema(0.999).").begin(optimizer.parameters)
     if network is not None:

@@ -8,7 +8,7 @@ import mindspore as ms
 from mindspore import Tensor, ops
 
 from .. import _check
-from ..network.state import attached, state, unique_name
+from ..network.state import state, unique_name
 
 SKIP_WINDOW, SKIP_MICRO, RAISE = "skip_window", "skip_micro", "raise"
 POLICIES = (SKIP_WINDOW, SKIP_MICRO, RAISE)
@@ -108,15 +108,8 @@ class LeftOut:
         return end
 
 
-def skip_micro_of(grad_sum: Any) -> SkipMicro:
-    """Return the object that all Cells with these accumulators share."""
-    return attached(grad_sum[0], "_ms_accum_skip_micro", SkipMicro)
-
-
 def policy_of(owner: str, nonfinite: Any, *, in_graph: bool = False) -> str:
     """Return the policy of the user's argument, or raise an error if it is invalid. A graph can't use "raise"."""
-    if isinstance(nonfinite, SkipMicro):
-        return SKIP_MICRO
     policy = _check.one_of(owner, "nonfinite", nonfinite, POLICIES)
     if in_graph and policy == RAISE:
         choices = f"'{SKIP_WINDOW}' or '{SKIP_MICRO}'"

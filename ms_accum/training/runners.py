@@ -11,7 +11,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from ..engine.cells import TrainForwardBackward, TrainOptim, cells_around, part_of_larger_graph
+from ..engine.cells import TrainClear, TrainForwardBackward, TrainOptim
 from ..engine.config import WindowConfig
 from ..engine.forward import Forward
 from ..engine.loss_scale import own_scale
@@ -43,13 +43,13 @@ class ByCalls:
     """
 
     def __init__(self, network: nn.Cell, window: Window):
-        config = window.config
+        config, optimizer = window.config, window.config.optimizer
         self.window, self.network = window, network
-        sens = own_scale(config.optimizer)
-        self._forward_backward, self.optim, self._clear = cells_around(window, network, sens)
+        self._forward_backward = TrainForwardBackward(network, optimizer, window, own_scale(optimizer))
+        self.optim, self._clear = TrainOptim(optimizer, window), TrainClear(window)
         self._add_and_end: AddAndEnd | None = None
         if config.group is None and config.dynamic is None:
-            self._add_and_end = AddAndEnd(part_of_larger_graph(window, network, sens), self.optim)
+            self._add_and_end = AddAndEnd(network, window, self.optim)
         self._add_zeros = None if window.sum_over_ranks is None else _AddZeros(window)
         self._ended: tuple | None = None
 
@@ -101,8 +101,9 @@ class AddAndEnd(Compiled):
     """Add a micro-batch to a window, and end the window if it is the last.
 
     Args:
-        forward_backward (TrainForwardBackward): the Cell that adds it.
-        optim (TrainOptim): the Cell that ends the window.
+        network (Cell): returns a micro-batch's loss from its inputs.
+        window (Window): the window.
+        optim (TrainOptim): the Cell that ends it.
 
     Inputs:
         - **last** (Tensor) - whether the window ends with it.
@@ -112,12 +113,11 @@ class AddAndEnd(Compiled):
         tuple[Tensor], the loss of the micro-batch; whether the parameters were updated, and the norm before clipping.
     """
 
-    def __init__(self, forward_backward: TrainForwardBackward, optim: TrainOptim):
-        window = forward_backward.window
-        optimizer, network = window.config.optimizer, forward_backward.loss_and_gradients.network
-        super().__init__(forward_backward.owner, forward_backward.compiles, network, optimizer)
-        self.forward_backward, self.optim = forward_backward, optim
-        self.window = window
+    def __init__(self, network: nn.Cell, window: Window, optim: TrainOptim):
+        config = window.config
+        super().__init__(config.owner, config.compiles, network, config.optimizer)
+        self.forward_backward = _without_branch(network, window)
+        self.optim, self.window = optim, window
 
     def construct(self, last: Any, weight: Any, *inputs: Any) -> Any:
         loss = call(self.forward_backward, inputs, weight=weight)
@@ -125,6 +125,14 @@ class AddAndEnd(Compiled):
         if self.window.boundary.touch(last):
             updated, norm = self.optim()
         return loss, updated, norm
+
+
+def _without_branch(network: nn.Cell, window: Window) -> TrainForwardBackward:
+    """Return the first Cell, for a graph that has a branch already."""
+    optimizer = window.config.optimizer
+    cell = TrainForwardBackward(network, optimizer, window, own_scale(optimizer))
+    cell.through_branch = None
+    return cell
 
 
 class _AddZeros(Compiled):
@@ -257,7 +265,7 @@ class Loop(Compiled):
     def __init__(self, window: Window, network: nn.Cell, optim: TrainOptim):
         config = window.config
         super().__init__(config.owner, config.compiles, network, config.optimizer)
-        self.forward_backward = part_of_larger_graph(window, network, own_scale(config.optimizer))
+        self.forward_backward = _without_branch(network, window)
         self.optim, self.window = optim, window
         self.has_terms = self.forward_backward.loss_and_gradients.has_terms
         used = (*window.boundary.touched, *network.get_parameters())

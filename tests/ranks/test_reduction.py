@@ -173,41 +173,6 @@ def test_zero_optimizer_with_another_group_is_rejected():
             make()
 
 
-def cells(first, second):
-    """Return the two Cells of one window."""
-    network = program.network_of()
-    optimizer = nn.SGD(network.trainable_params(), 0.1)
-    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    return (
-        lambda: TrainForwardBackward(network, optimizer, grad_sum, sync_every_micro_batch=first),
-        lambda: TrainOptim(optimizer, grad_sum, sync_every_micro_batch=second),
-    )
-
-
-@pytest.mark.parametrize("in_every", [False, True])
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_cells_with_different_sync_settings_are_rejected(in_every, order):
-    makers = cells(in_every, not in_every)
-    makers[order[0]]()
-    message = f"'sync_every_micro_batch' must be {in_every if order[0] == 0 else not in_every}, as in the other Cell"
-    with pytest.raises(ValueError, match=message):
-        makers[order[1]]()
-
-
-@pytest.mark.parametrize(("first", "second"), [("auto", None), (None, "auto")])
-def test_cells_with_different_groups_are_rejected(first, second, monkeypatch):
-    monkeypatch.setattr("ms_accum.ranks.group.own_group", lambda: Group(0, 2))
-    monkeypatch.setattr("ms_accum.ranks.agreement._exchanged", lambda text, group: None)
-    network = program.network_of()
-    optimizer = nn.SGD(network.trainable_params(), 0.1)
-    grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    TrainForwardBackward(network, optimizer, grad_sum, group=first, sync_every_micro_batch=True)
-    with pytest.raises(
-        ValueError, match=f"'group' must be {first}, as in the other Cell .* Otherwise use separate accum"
-    ):
-        TrainOptim(optimizer, grad_sum, group=second, sync_every_micro_batch=True)
-
-
 @pytest.mark.parametrize("value", [1, "yes", None])
 def test_sync_every_micro_batch_must_be_a_bool(value):
     network = program.network_of()
@@ -225,12 +190,6 @@ def test_accumulators_of_the_wrong_shapes_are_rejected():
     grad_sum = sharded.inner.parameters.clone(prefix="grad_sum", init="zeros")
     with pytest.raises(ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.parameters'."):
         TrainForwardBackward(network, optimizer, grad_sum)
-    full_sums = sharded.parameters.clone("sum", "zeros")
-    in_step = {"group": Group(0, 2), "sync_every_micro_batch": True}
-    with pytest.raises(
-        ValueError, match="'grad_sum' must have the shapes .* Make them of 'optimizer.inner.parameters'."
-    ):
-        TrainForwardBackward(network, sharded, full_sums, **in_step)
 
 
 def test_group_of_one_is_a_single_process():
