@@ -204,7 +204,7 @@ class _Trial:
         arguments: dict[str, Any] = {**self.options, **options, "check": "off", "group": None}
         model = GradientAccumulation(self.network, self.loss_fn, optimizer, **arguments)
         cells = [cell for cell in (self.network, self.loss_fn) if isinstance(cell, nn.Cell)]
-        copies = copies_of([parameter for cell in cells for parameter in cell.get_parameters()], ())
+        copies = copies_of([parameter for cell in cells for parameter in cell.get_parameters()])
         generator = ms.get_rng_state()
         with training_mode(self.network, True), warnings.catch_warnings():
             warnings.simplefilter("ignore")

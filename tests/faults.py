@@ -50,8 +50,8 @@ FAULTS = {
     # The weight of a micro-batch
     "the weight enters a float16 backward": Fault(
         "engine/config.py",
-        "return saves and not self.half and self",
-        "return saves and self",
+        "is None and not self.half and self",
+        "is None and self",
         "test_driver.py::test_weights_do_not_enter_a_float16_backward",
     ),
     "a weight counts twice": Fault(

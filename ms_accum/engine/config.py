@@ -59,23 +59,17 @@ class WindowConfig:
     """What the user does with the window's gradient."""
     shares: bool
     """Whether weights are the micro-batches' shares of the window, which add up to 1."""
-    may_weigh_loss: bool
-    """Whether the class allows it, and MindSpore marks no part of the network as float16."""
-
-    @property
-    def half(self) -> bool:
-        """bool, whether gradients may be float16, which a loss scale is a sign of."""
-        return not self.may_weigh_loss or self.scales
+    half: bool
+    """Whether gradients may be float16, of which a loss scale is a sign, too."""
 
     @property
     def weighs_loss(self) -> bool:
-        """bool, whether a weight multiplies the loss, at no cost: MindSpore needs an array to multiply a gradient.
+        """bool, whether a share multiplies the loss, at no cost: MindSpore needs an array to multiply a gradient.
 
-        Not where this could lose something: in float16 the product may overflow, or become 0. With our operators, which
-        multiply while they add, it would save nothing; nor on ranks.
+        Not in float16, where the product may become 0. With our operators, which multiply while they add, it would save
+        nothing; nor on ranks.
         """
-        saves = (self.shares or self.weighted) and self.group is None
-        return saves and not self.half and self.kernels.library is None
+        return self.shares and self.group is None and not self.half and self.kernels.library is None
 
     @property
     def parameters(self) -> tuple[Parameter, ...]:
@@ -179,7 +173,6 @@ def resolve(
     stages: Sequence[Stage] = (),
     compiles: bool,
     in_graph: bool = False,
-    weighs_loss: bool = False,
     shares: bool = False,
     accumulators: Sequence[Parameter] = (),
 ) -> WindowConfig:
@@ -193,7 +186,6 @@ def resolve(
         clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, stages: as for `GradientAccumulation`.
         compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
-        weighs_loss (bool): whether a weight may multiply the loss instead of the gradients. Default: ``False``.
         shares (bool): whether weights are the micro-batches' shares of the window. Default: ``False``.
         accumulators (Sequence[Parameter]): the accumulators, if the user made them. Default: none.
     """
@@ -228,5 +220,5 @@ def resolve(
         ema=ema,
         stages=user_stages(owner, stages, optimizer, network),
         shares=shares,
-        may_weigh_loss=(weighs_loss or shares) and network is not None and not has_half(network),
+        half=scale != 1.0 or dynamic is not None or (network is not None and has_half(network)),
     )

@@ -9,7 +9,7 @@ import traceback
 from typing import Any, Callable
 
 import mindspore as ms
-from mindspore import nn
+from mindspore import Tensor, nn
 
 from .. import _check
 from . import tree
@@ -39,11 +39,28 @@ class Compiled(nn.Cell):
         super().__init__(auto_prefix=False)
         self.owner = owner
         self.compiles = compiles
+        self._known: tuple[dict] = ({},)  # in a tuple, because a Cell follows what a dict contains
         self.contains(*parts)
 
     def contains(self, *parts: Any) -> None:
         """Set the parts."""
         self.constants = Constants(self.owner, parts)
+
+    def compile(self, *inputs: Any, **named: Any) -> None:
+        """Compile a graph, unless it is known: to find out that there is one costs MindSpore as much as a small graph.
+
+        It notes the graph's name in each Cell inside, where only its automatic parallelism reads it.
+        """
+        kinds = [(each.shape, each.dtype) if type(each) is Tensor else each for each in inputs]
+        if named or not all(kind is None or type(kind) is tuple for kind in kinds):
+            return super().compile(*inputs, **named)
+        known, graph = self._known[0], (self.phase, *kinds)
+        if graph in known and self.compile_cache:  # it is empty after `ms_memory_recycle`
+            self.arguments_key, self._has_mutable_args_list = known[graph]
+        else:
+            super().compile(*inputs)
+            known[graph] = self.arguments_key, self._has_mutable_args_list
+        return None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return _run(self.owner, self.compiles, self, self.constants, super().__call__, inputs, named)

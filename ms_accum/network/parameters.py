@@ -38,9 +38,14 @@ def excluding(parameters: Iterable[Parameter], others: Iterable[Parameter]) -> l
     return [parameter for parameter in parameters if id(parameter) not in excluded]
 
 
-def copies_of(parameters: Iterable[Parameter], trained: Iterable[Parameter]) -> list[tuple[Parameter, np.ndarray]]:
-    """Return those of the parameters that are not in `trained`, which a forward may change, with copies of them."""
-    return [(parameter, as_array(parameter).copy()) for parameter in excluding(parameters, trained)]
+def copies_of(parameters: Iterable[Parameter]) -> list[tuple[Parameter, np.ndarray]]:
+    """Return the parameters, each with a copy of its values."""
+    return [(parameter, as_array(parameter).copy()) for parameter in parameters]
+
+
+def is_equal(parameter: Parameter, copy: np.ndarray) -> bool:
+    """Return whether a parameter has these values; NaN is equal to NaN."""
+    return np.array_equal(as_array(parameter), copy, equal_nan=True)
 
 
 def has_half(network: nn.Cell) -> bool:
@@ -57,7 +62,7 @@ def has_half(network: nn.Cell) -> bool:
 @contextmanager
 def restoring(parameters: Iterable[Parameter]) -> Iterator[None]:
     """Set Parameters after the block to what they were before it."""
-    copies = copies_of(parameters, ())
+    copies = copies_of(parameters)
     try:
         yield
     finally:
@@ -66,6 +71,6 @@ def restoring(parameters: Iterable[Parameter]) -> Iterator[None]:
 
 def restore(copies: Iterable[tuple[Parameter, np.ndarray]]) -> None:
     """Set Parameters to these copies."""
-    for parameter, values in copies:
-        if not np.array_equal(as_array(parameter), values, equal_nan=True):
-            ops.assign(parameter, Tensor(values).astype(parameter.dtype))
+    for parameter, copy in copies:
+        if not is_equal(parameter, copy):
+            ops.assign(parameter, Tensor(copy).astype(parameter.dtype))

@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
-from mindspore import Parameter, Tensor, ops
+from mindspore import Parameter
 
-from .parameters import as_array, excluding
+from .parameters import as_array, copies_of, excluding, is_equal, restore
 
 # Larger Parameters are not copied before it is known that forwards change them.
 _LARGE = 2**20
@@ -40,27 +40,21 @@ class Undo:
         if not self._is_known:
             remembered += [each for each in self._untrained if each.size <= _LARGE]
             self._digests = [(each, _digest(each)) for each in self._untrained if each.size > _LARGE]
-        self._copies = [(each, as_array(each).copy()) for each in remembered]
+        self._copies = copies_of(remembered)
 
     def learn(self) -> None:
         """Note what the window has changed, which is all that is remembered from now on."""
         if not self._is_known:
             self._is_known = True
-            found = [each for each, copy in self._copies[len(self._changing) :] if not _is_equal(each, copy)]
+            found = [each for each, copy in self._copies[len(self._changing) :] if not is_equal(each, copy)]
             self._changing += found + [each for each, digest in self._digests if _digest(each) != digest]
             self._digests = []
         self._copies = []
 
     def undo(self) -> bool:
         """Put back what was remembered; return whether that is all that has changed."""
-        for parameter, copy in self._copies:
-            if not _is_equal(parameter, copy):
-                ops.assign(parameter, Tensor(copy).astype(parameter.dtype))
+        restore(self._copies)
         return all(_digest(each) == digest for each, digest in self._digests)
-
-
-def _is_equal(parameter: Parameter, copy: np.ndarray) -> bool:
-    return np.array_equal(as_array(parameter), copy, equal_nan=True)
 
 
 def _digest(parameter: Parameter) -> bytes:

@@ -31,6 +31,8 @@ class Coupled:
         undo (Callable): puts back what forwards have changed: the third pass must repeat the first.
     """
 
+    runs_again = False
+
     def __init__(
         self,
         loss_of_batch: LossOfBatch,

@@ -113,6 +113,8 @@ class OneLoss:
         leaves_out (bool): whether micro-batches whose loss is not finite are left out.
     """
 
+    runs_again = False
+
     def __init__(self, objective: Objective, leaves_out: bool):
         self._means, self._summing, self._leaves_out = objective.weight.weighs, objective.summing, leaves_out
 
@@ -156,10 +158,13 @@ class SeveralTerms:
         updates (Callable): returns the number of updates so far, for coefficients that change.
         half (bool): whether the network computes in float16, where small gradients get lost: then the factors of a loss
             are multiplied by the number of micro-batches, and its gradients are divided by it.
+        leaves_out (bool): whether micro-batches whose loss is not finite are left out.
     """
 
-    def __init__(self, terms: Terms, updates: Callable[[], int], half: bool):
+    def __init__(self, terms: Terms, updates: Callable[[], int], half: bool, leaves_out: bool):
         self._terms, self._updates, self._half = terms, updates, half
+        self.runs_again = leaves_out
+        """bool, whether what is left out changes the shares of the others, which are in their gradients already."""
 
     def updates(self, window: Shared) -> bool:
         """Return whether the window can update: whether any term counts."""

@@ -103,7 +103,7 @@ class Step:
             return Coupled(objective.forward, loss_parameters, self.group, config.compiles, lambda: self._undo.undo())
         if terms is None:
             return OneLoss(objective, config.skips is not None)
-        return SeveralTerms(terms, lambda: self.updates, config.half)
+        return SeveralTerms(terms, lambda: self.updates, config.half, config.skips is not None)
 
     def _new_undo(self) -> Undo:
         return Undo(self.objective.forward.get_parameters(), self.config.parameters)
@@ -177,7 +177,7 @@ class Step:
             for _ in range(window.empty):
                 skips.pass_over()
         left_out: list[int] = []
-        may_run_again = skips is not None and self.objective.terms is not None and not isinstance(runner, AtOnce)
+        may_run_again = self._losses.runs_again and window.number > 1
         while True:
             losses = runner.add(inputs, ends=not may_run_again, stops=stops)
             if losses is None:

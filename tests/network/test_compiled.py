@@ -22,7 +22,7 @@ from ms_accum import (
     native,
     verify,
 )
-from ms_accum.network.compiled import in_graphs
+from ms_accum.network.compiled import Compiled, in_graphs
 
 PUBLIC = "GradientAccumulation"
 
@@ -180,6 +180,40 @@ def test_plain_loop_compiles_one_graph(compiles):
         accumulator(grads, x.shape[0])
     assert compiles == ["_Add"] and (accumulator.updates, accumulator.micro_batches) == (2, 1)
     assert accumulator.flush() and accumulator.updates == 3
+
+
+class Doubles(Compiled):
+    def __init__(self, part):
+        super().__init__("Doubles", True, part)
+        self.part = part
+
+    def construct(self, x, switch, factor):
+        y = self.part(x) * 2 if switch[0] else x
+        return y if factor is None else y * factor
+
+
+def test_graph_is_looked_up_once_for_inputs_of_a_kind(monkeypatch):
+    """And again if the kind, the mode of a layer or a hook has changed, or MindSpore has dropped the graphs."""
+    looked_up, compile = [], nn.Cell.compile
+    monkeypatch.setattr(nn.Cell, "compile", lambda self, *a, **k: looked_up.append(1) or compile(self, *a, **k))
+    part = nn.Dropout(p=0.5)
+    cell, two, rows = Doubles(part), Tensor(2.0, ms.float32), Tensor(np.ones((4, 3)), ms.float32)
+    calls = [
+        lambda: cell(rows, (True,), None),
+        lambda: cell(rows[:2], (True,), None),
+        lambda: cell(rows, (False,), None),
+        lambda: cell(rows, (True,), two),
+        lambda: cell(rows.astype(ms.float16), (True,), None),
+    ]
+    for number, call in enumerate(calls, 1):
+        results = [float(call().asnumpy().max()) for _ in range(3)]
+        assert results == [1.0 if number == 3 else 4.0 if number == 4 else 2.0] * 3 and len(looked_up) == number
+    part.set_train()
+    assert {float(each) for each in calls[0]().asnumpy().ravel()} <= {0.0, 4.0} and len(looked_up) == 6
+    part.set_train(False)
+    assert float(calls[1]().asnumpy().max()) == 2.0 and len(looked_up) == 6
+    ms.ms_memory_recycle()
+    assert float(calls[0]().asnumpy().max()) == 2.0 and len(looked_up) == 7
 
 
 @pytest.mark.parametrize("make", [make_driver, lambda network, **options: evaluate(network, data(), **options)])
