@@ -763,6 +763,24 @@ FAULTS = {
         "self._window.close_at_once(gradients, None)",
         "test_accumulator.py::test_window_of_weight_0_is_skipped[1]",
     ),
+    "a large buffer of the first window is not put back": Fault(
+        "network/undo.py",
+        "return all(_digest(each) == digest for each, digest in self._digests)",
+        "return True",
+        "network/test_undo.py::test_large_change_of_the_first_window_is_told[large-eager]",
+    ),
+    "a large buffer is taken for a frozen weight": Fault(
+        "network/undo.py",
+        'type(cell).__module__.startswith("mindspore.")',
+        "True",
+        "network/test_undo.py::test_what_a_forward_changes_is_put_back[large-eager]",
+    ),
+    "a graph of another mode is run": Fault(
+        "network/compiled.py",
+        "graph = self._known[0], (self.phase, *kinds)",
+        "graph = self._known[0], tuple(kinds)",
+        "network/test_compiled.py::test_graph_is_looked_up_once_for_inputs_of_a_kind",
+    ),
     "generators of a window that is not finished": Fault(
         "training/run.py",
         'return state._replace(facts={**state.facts, "random": self._generators})',

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Iterable
 
 import numpy as np
-from mindspore import Parameter
+from mindspore import Parameter, nn
 
 from .parameters import as_array, copies_of, excluding, is_equal, restore
 
-# Larger Parameters are not copied before it is known that forwards change them.
+# Larger Parameters are not copied before it is known that forwards change them; those of MindSpore's layers never are.
 _LARGE = 2**20
 
 
@@ -20,15 +20,14 @@ class Undo:
     Which Parameters forwards change is known after the first window; mostly there are none.
 
     Args:
-        parameters (Iterable[Parameter]): those of the network.
-        trained (Iterable[Parameter]): those of them that are trained, which forwards do not change.
+        network (Optional[Cell]): the network.
+        trained (Iterable[Parameter]): its trained Parameters, which forwards do not change.
         counters (Iterable[Parameter]): more Parameters that they do change. Default: none.
     """
 
-    def __init__(
-        self, parameters: Iterable[Parameter], trained: Iterable[Parameter], counters: Iterable[Parameter] = ()
-    ):
-        self._untrained = excluding(parameters, trained)
+    def __init__(self, network: nn.Cell | None, trained: Iterable[Parameter], counters: Iterable[Parameter] = ()):
+        may_change = [] if network is None else excluding(network.get_parameters(), _large_in_layers(network))
+        self._untrained = excluding(may_change, trained)
         self._changing = list(counters)
         self._is_known = False
         self._copies: list[tuple[Parameter, np.ndarray]] = []
@@ -55,6 +54,12 @@ class Undo:
         """Put back what was remembered; return whether that is all that has changed."""
         restore(self._copies)
         return all(_digest(each) == digest for each, digest in self._digests)
+
+
+def _large_in_layers(network: nn.Cell) -> list[Parameter]:
+    """Return the large Parameters of MindSpore's own layers, such as frozen weights: to read them takes seconds."""
+    cells = [cell for _, cell in network.cells_and_names() if type(cell).__module__.startswith("mindspore.")]
+    return [each for cell in cells for each in cell._params.values() if each is not None and each.size > _LARGE]
 
 
 def _digest(parameter: Parameter) -> bytes:

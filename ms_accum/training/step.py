@@ -92,7 +92,7 @@ class Step:
         self._losses = self._losses_of(objective)
         self._learning_rate = LearningRate(self.optimizer)
         self._undo = self._new_undo()
-        self._left_out = Undo((), (), () if config.skips is None else config.skips.changed)
+        self._left_out = Undo(None, (), () if config.skips is None else config.skips.changed)
         self._runners: dict[bool, Any] = {}
 
     def _losses_of(self, objective: Objective) -> Any:
@@ -106,7 +106,7 @@ class Step:
         return SeveralTerms(terms, lambda: self.updates, config.half, config.skips is not None)
 
     def _new_undo(self) -> Undo:
-        return Undo(self.objective.forward.get_parameters(), self.config.parameters)
+        return Undo(self.objective.forward, self.config.parameters)
 
     def open(self, size: int | None) -> None:
         """Prepare for windows of this size; 0 if it changes, None if each batch is a window."""

@@ -1,0 +1,74 @@
+"""Is what forwards change put back, and is nothing read that they can't change?"""
+
+from __future__ import annotations
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import Parameter, Tensor, nn, ops
+
+from ms_accum.network import undo
+from ms_accum.network.undo import Undo
+
+pytestmark = pytest.mark.host
+
+
+class Queue(nn.Cell):
+    """A network with a buffer that its forward may change, beside a frozen layer of MindSpore's."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.buffer = Parameter(Tensor(np.zeros(size), ms.float32), name="buffer", requires_grad=False)
+        self.frozen = nn.Dense(4, size, weight_init="zeros")
+        self.head = nn.Dense(2, 2)
+        for parameter in self.frozen.get_parameters():
+            parameter.requires_grad = False
+
+    def advance(self):
+        ops.assign(self.buffer, self.buffer + 1)
+
+    @property
+    def first(self):
+        return float(self.buffer.asnumpy()[0])
+
+
+def undo_of(network):
+    return Undo(network, network.trainable_params())
+
+
+@pytest.fixture(params=[False, True], ids=["small", "large"])
+def is_large(request, monkeypatch):
+    monkeypatch.setattr(undo, "_LARGE", 8 if request.param else 2**20)
+    return request.param
+
+
+def test_what_a_forward_changes_is_put_back(is_large):
+    network = Queue(16)
+    changes = undo_of(network)
+    changes.begin()
+    network.advance()
+    changes.learn()
+    for _ in range(2):
+        changes.begin()
+        network.advance()
+        assert changes.undo() and network.first == 1.0
+
+
+def test_large_change_of_the_first_window_is_told(is_large):
+    """It has no copy: only that it has changed is known."""
+    network = Queue(16)
+    changes = undo_of(network)
+    changes.begin()
+    network.advance()
+    assert changes.undo() != is_large and network.first == float(is_large)
+    changes = undo_of(network)
+    changes.begin()
+    assert changes.undo()
+
+
+def test_large_parameters_of_layers_are_not_read(is_large, monkeypatch):
+    read, digest = [], undo._digest
+    monkeypatch.setattr(undo, "_digest", lambda parameter: read.append(parameter.name) or digest(parameter))
+    network = Queue(16)
+    undo_of(network).begin()
+    assert read == (["buffer"] if is_large else [])
