@@ -26,6 +26,7 @@ from .network.calls import call
 from .network.compiled import Compiled, check_compile
 from .network.parameters import copied
 from .network.runtime import tune
+from .network.training_mode import training_mode
 from .ranks.agreement import agree, agree_and_broadcast, check_drift, facts_of, name_of, rate_facts
 from .ranks.group import Group, group_of, total
 from .ranks.zero import ZeroOptimizer
@@ -234,7 +235,7 @@ class AccumulatedTrainStep(Compiled):
         return ended
 
     def epoch_begins(self, micro_batches: int) -> None:
-        """Set the number of micro-batches after which the window ends even if it is not full."""
+        """Set the number of micro-batches after which the window ends even if it is not full; 0: only if it is."""
         self._left = micro_batches
 
     def clear(self) -> None:
@@ -560,10 +561,12 @@ class FlushTail(Callback):
         self._end_evaluation()
         self._step.average.end_run()
         self._flush(run_context)
+        self._step.epoch_begins(0)
 
     def __exit__(self, kind: Any, *error: Any) -> None:
         if kind is not None and hasattr(self, "_step"):  # `Model` also exits callbacks after each evaluation
             self._step.average.end_run()
+            self._step.clear()
 
     def _end_evaluation(self) -> None:
         """Restore the weights after an evaluation; warn if it did not use their average."""
@@ -593,7 +596,8 @@ class FlushTail(Callback):
         if flushes:
             if self._stop_together is not None or self._step.micro_batches:  # ranks flush together, also without any
                 self._step.average.restore()
-            self._step.flush()
+            with training_mode(self._step.trained, True):  # a callback may have evaluated
+                self._step.flush()
 
 
 class _StopTogether:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor, nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import (
     Callback,
@@ -519,13 +519,79 @@ def test_step_called_by_hand_after_an_interrupted_run_has_complete_windows():
         trained.model.train(
             1, dataset(make_micro_batches()[:2]), callbacks=[FlushTail(), LambdaCallback(on_train_step_end=fail)]
         )
-    trained.step.clear()
-    trained.step.set_train()
+    check_complete_windows(trained.step)
+
+
+def check_complete_windows(step):
+    step.set_train()
     ends = []
     for columns in make_micro_batches([8] * 3):
-        trained.step(*columns)
-        ends.append(trained.step.updated)
+        step(*columns)
+        ends.append(step.updated)
     assert ends == [False, False, True]
+
+
+@pytest.mark.host
+def test_step_called_by_hand_after_a_stopped_run_has_complete_windows():
+    trained = Trained(gradient_accumulation_steps=3)
+    stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
+    trained.train(stop, epochs=1)
+    check_complete_windows(trained.step)
+
+
+class Normalized(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(6), nn.Dense(6, 3, weight_init=0.1)
+
+    def construct(self, x):
+        return self.head(self.norm(ops.flatten(x)))
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.filterwarnings("ignore:BatchNorm")
+def test_window_that_a_stop_ends_is_trained_also_after_an_evaluation(evaluates):
+    """A callback that evaluates leaves the layers in evaluation mode."""
+    network = Normalized()
+    step = AccumulatedTrainStep((network, cross_entropy()), nn.SGD(network.trainable_params(), 0.1), 3, check="off")
+    model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
+
+    def stop(context):
+        if context.original_args().cur_step_num == 2:
+            if evaluates:
+                model.eval(dataset(make_micro_batches([8])), dataset_sink_mode=False)
+            context.request_stop()
+
+    data = dataset(make_micro_batches())
+    model.train(1, data, callbacks=[LambdaCallback(on_train_step_end=stop), FlushTail()], dataset_sink_mode=False)
+    assert step.updates == 1 and network.norm.moving_mean.asnumpy().all()
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("stop", [*range(1, 15), None])
+def test_windows_that_cross_epochs_are_resumed(stop, tmp_path):
+    """Without `FlushTail`: the state may be that of a window that began in the epoch before."""
+
+    def train(epochs, folder=None, stop=None):
+        network = Slope()
+        step, data = AccumulatedTrainStep(network, nn.SGD([network.w], 1.0), 4, check="off"), dataset(ones)
+        counter = Losses()
+        asked = None if stop is None else lambda: len(counter.seen) == stop
+        callbacks, done = [counter], 0
+        if folder is not None:
+            callbacks.append(SaveStates(Checkpointer(folder, resume="auto", stop=asked), step, data))
+            done = callbacks[1].initial_epoch
+        Model(step).train(epochs, data, callbacks=callbacks, initial_epoch=done, dataset_sink_mode=False)
+        return step.updates, step.micro_batches, network.w.asnumpy().tolist()
+
+    ones = [(Tensor(np.full((2, 1), float(value), np.float32)),) for value in range(1, 6)]
+    if stop is None:
+        train(1, tmp_path)
+    else:
+        with pytest.raises(Stopped):
+            train(3, tmp_path, stop)
+    assert train(3, tmp_path) == train(3)
 
 
 @pytest.mark.host

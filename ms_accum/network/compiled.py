@@ -55,11 +55,12 @@ class Compiled(nn.Cell):
         if named or not all(kind is None or type(kind) is tuple for kind in kinds):
             return super().compile(*inputs, **named)
         known, graph = self._known[0], (self.phase, *kinds)
-        if graph in known and self.compile_cache:  # it is empty after `ms_memory_recycle`
-            self.arguments_key, self._has_mutable_args_list = known[graph]
+        name, *noted = known.get(graph, (None,))
+        if name in self.compile_cache:  # it is not after `ms_memory_recycle`
+            self.arguments_key, self._has_mutable_args_list = noted
         else:
             super().compile(*inputs)
-            known[graph] = self.arguments_key, self._has_mutable_args_list
+            known[graph] = self.current_phase, self.arguments_key, self._has_mutable_args_list
         return None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:

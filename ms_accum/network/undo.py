@@ -17,7 +17,7 @@ _LARGE = 2**20
 class Undo:
     """Puts back what forwards have changed since the beginning of a window.
 
-    Which Parameters forwards change is known after the first window; mostly there are none.
+    Which Parameters forwards change is known after the first window in each mode of the layers; mostly there are none.
 
     Args:
         network (Optional[Cell]): the network.
@@ -28,6 +28,8 @@ class Undo:
     def __init__(self, network: nn.Cell | None, trained: Iterable[Parameter], counters: Iterable[Parameter] = ()):
         may_change = [] if network is None else excluding(network.get_parameters(), _large_in_layers(network))
         self._untrained = excluding(may_change, trained)
+        self._cells = [] if network is None else [cell for _, cell in network.cells_and_names()]
+        self._modes: list[bool] = []
         self._changing = list(counters)
         self._is_known = False
         self._copies: list[tuple[Parameter, np.ndarray]] = []
@@ -35,18 +37,24 @@ class Undo:
 
     def begin(self) -> None:
         """Remember what is there now."""
+        modes = [cell.training for cell in self._cells]
+        self._is_known = self._is_known and modes == self._modes
+        self._modes = modes
         remembered = [*self._changing]
         if not self._is_known:
-            remembered += [each for each in self._untrained if each.size <= _LARGE]
-            self._digests = [(each, _digest(each)) for each in self._untrained if each.size > _LARGE]
+            small = [each for each in self._untrained if each.size <= _LARGE]
+            remembered += excluding(small, self._changing)
+            large = [each for each in self._untrained if each.size > _LARGE]
+            self._digests = [(each, _digest(each)) for each in excluding(large, self._changing)]
         self._copies = copies_of(remembered)
 
     def learn(self) -> None:
         """Note what the window has changed, which is all that is remembered from now on."""
         if not self._is_known:
             self._is_known = True
-            found = [each for each, copy in self._copies[len(self._changing) :] if not is_equal(each, copy)]
-            self._changing += found + [each for each, digest in self._digests if _digest(each) != digest]
+            found = [each for each, copy in self._copies if not is_equal(each, copy)]
+            found += [each for each, digest in self._digests if _digest(each) != digest]
+            self._changing += excluding(found, self._changing)
             self._digests = []
         self._copies = []
 

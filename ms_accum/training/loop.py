@@ -140,8 +140,20 @@ class ResumableLoop:
 
     def move_to(self, epoch: int) -> None:
         """Move to the beginning of an epoch; callbacks may have changed Parameters at the end of the last one."""
-        self._at.epoch, self._at.batches = self._reading = epoch, 0
+        self._move(epoch, 0)
         self._states.changed()
+
+    def _move(self, epoch: int, batches: int) -> int:
+        """Move to a position in the data, and return the number of micro-batches in the open window.
+
+        Those that wait are before the position of a state, which stays where it is if their window began in an epoch
+        before.
+        """
+        self._reading = epoch, batches
+        held, waits = int(self._accumulator.micro_batches), self._accumulator.waits
+        if not (waits and held > batches):
+            self._at.epoch, self._at.batches = epoch, batches - held if waits else batches
+        return held
 
     def after_micro_batch(self, epoch: int, batches: int) -> None:
         """Save a state if one is due. Call it after each micro-batch, and at the end of each epoch.
@@ -157,12 +169,7 @@ class ResumableLoop:
         """
         epoch = _check.positive_int("after_micro_batch", "epoch", epoch)
         batches = _check.count("after_micro_batch", "batches", batches)
-        self._reading = epoch, batches
-        held, waits = int(self._accumulator.micro_batches), self._accumulator.waits
-        if waits and held > batches:
-            return  # the state is that of the window's beginning, which is in an epoch before this one
-        self._at.epoch, self._at.batches = epoch, batches - held if waits else batches
-        requests = self._states.requests()
+        held, requests = self._move(epoch, batches), self._states.requests()
         if self._group is not None:
             if held:
                 return  # ranks save and stop together, between windows

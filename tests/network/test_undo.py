@@ -66,6 +66,17 @@ def test_large_change_of_the_first_window_is_told(is_large):
     assert changes.undo()
 
 
+def test_another_mode_of_a_layer_is_another_beginning():
+    network = nn.SequentialCell(nn.BatchNorm1d(2), nn.Dense(2, 2))
+    changes, statistics = undo_of(network), network[0].moving_mean
+    changes.begin()
+    changes.learn()  # nothing
+    network[0].set_train()
+    changes.begin()
+    ops.assign(statistics, statistics + 1)
+    assert changes.undo() and not statistics.asnumpy().any()
+
+
 def test_large_parameters_of_layers_are_not_read(is_large, monkeypatch):
     read, digest = [], undo._digest
     monkeypatch.setattr(undo, "_digest", lambda parameter: read.append(parameter.name) or digest(parameter))
