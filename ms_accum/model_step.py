@@ -292,12 +292,12 @@ class AccumulatedTrainStep(Compiled):
     @property
     def counters(self) -> dict[str, int]:
         """dict, the counters of past windows, for a training state."""
-        return self.windows.counters
+        return {**self.windows.counters, "updated": self._updated}
 
     def load(self, counters: Mapping[str, Any]) -> None:
         """Continue from saved counters."""
         self.windows.load(counters)
-        self._updated = self.windows.updated
+        self._updated = counters["updated"]
 
     @property
     def counts(self) -> tuple[int, int]:
