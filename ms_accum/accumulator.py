@@ -408,6 +408,7 @@ class _Add(Compiled):
     def __init__(self, accumulator: Accumulator):
         super().__init__(_OWNER, True, accumulator.optimizer, accumulator._sizes.function)
         self.accumulator = accumulator
+        self.before_compiling = accumulator._window.boundary.find_touched
 
     def __call__(self, grads: Any, weight: Any) -> Any:
         if weight is not None and not isinstance(weight, Tensor):
@@ -424,6 +425,7 @@ class _End(Compiled):
     def __init__(self, accumulator: Accumulator):
         super().__init__(_OWNER, accumulator._config.compiles, accumulator.optimizer, accumulator._sizes.function)
         self.accumulator = accumulator
+        self.before_compiling = accumulator._window.boundary.find_touched
 
     def construct(self) -> Any:
         return self.accumulator.end()

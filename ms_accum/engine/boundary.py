@@ -64,9 +64,7 @@ class Boundary:
         emptied: tuple = (),
     ):
         optimizer, sums = config.optimizer, config.summing.at_the_end
-        rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
-        used = (*optimizer.get_parameters(), *rates, *config.changed)
-        self.touched = tuple({id(parameter): parameter for parameter in used}.values())
+        self.config = config
         # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
         self.skips = config.skips if accumulated else None
         in_place = accumulated and (sums is None or sums.in_place)
@@ -87,10 +85,13 @@ class Boundary:
         stages += users
         stages += [Cast(config.parameters)] if native is None else []
         stages += [Finite(measures)] if narrow else []
-        stages += [Update(config, self.touched, emptied) if native is None else native]
+        update = Update(config, emptied) if native is None else native
+        stages += [update]
         stages += [] if dynamic is None else [dynamic]
         stages += [] if ema is None or native is not None else [ema]
         self.stages = tuple(stages)
+        self.update = update
+        self.find_touched()
 
     def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only_weight: Any = None) -> Any:
         """Return whether the optimizer was called, the norm before clipping, and the sum of `figures` over the ranks.
@@ -114,6 +115,18 @@ class Boundary:
         for stage in self.stages:
             end = stage(end)
         return end["keep"], end["norm"], end["figures"]
+
+    def find_touched(self) -> None:
+        """Find the Parameters that a branch with the optimizer uses, on the host, before a graph is compiled.
+
+        The user may have replaced some since the last one was.
+        """
+        optimizer = self.config.optimizer
+        rates = [rate for rate in getattr(optimizer, "lrs", ()) if isinstance(rate, Parameter)]  # a Cell ignores lists
+        used = (*optimizer.get_parameters(), *rates, *self.config.changed)
+        self.touched = tuple({id(parameter): parameter for parameter in used}.values())
+        if isinstance(self.update, Update):
+            self.update.touched = self.touched
 
     def touch(self, condition: Any) -> Any:
         """Return the condition of a branch that contains the optimizer, made dependent on the optimizer's Parameters.

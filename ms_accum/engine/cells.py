@@ -174,6 +174,7 @@ class TrainOptim(Compiled):
             window = _window_of("TrainOptim", *shared, clip_norm=clip_norm, ema=ema)
         super().__init__(window.config.owner, window.config.compiles, optimizer)
         self.window = window
+        self.before_compiling = window.boundary.find_touched
 
     def construct(self, figures: Any = None) -> Any:
         updated, norm, summed = self.window.close(figures)

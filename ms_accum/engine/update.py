@@ -75,15 +75,16 @@ class Update:
 
     Args:
         config (WindowConfig): what the window works with.
-        touched (Sequence[Parameter]): what its branch uses; see `Boundary.touch`.
         emptied (tuple[Parameter]): the accumulators to be zero after it.
     """
 
-    def __init__(self, config: WindowConfig, touched: Sequence[Parameter], emptied: tuple):
+    def __init__(self, config: WindowConfig, emptied: tuple):
         optimizer = config.optimizer
         outside = not config.compiles and runs_compiled(optimizer)
         self.outside = _UpdateOutside(config.owner, optimizer) if outside else None
-        self.optimizer, self.touched = optimizer, tuple(touched)
+        self.optimizer = optimizer
+        self.touched: tuple = ()
+        """tuple[Parameter], what its branch uses; see `Boundary.touch`."""
         self.kernels, self.emptied = config.kernels, emptied
 
     def __call__(self, end: Any) -> Any:

@@ -39,6 +39,8 @@ class Compiled(nn.Cell):
         super().__init__(auto_prefix=False)
         self.owner = owner
         self.compiles = compiles
+        self.before_compiling: Callable[[], None] = _nothing
+        """Callable, finds what the next graph has to contain, for Cells with a branch or a loop."""
         self._known: tuple[dict] = ({},)  # in a tuple, because a Cell follows what a dict contains
         self.contains(*parts)
 
@@ -53,18 +55,24 @@ class Compiled(nn.Cell):
         """
         kinds = [(each.shape, each.dtype) if type(each) is Tensor else each for each in inputs]
         if named or not all(kind is None or type(kind) is tuple for kind in kinds):
+            self.before_compiling()
             return super().compile(*inputs, **named)
         known, graph = self._known[0], (self.phase, *kinds)
         name, *noted = known.get(graph, (None,))
         if name in self.compile_cache:  # it is not after `ms_memory_recycle`
             self.arguments_key, self._has_mutable_args_list = noted
         else:
+            self.before_compiling()
             super().compile(*inputs)
             known[graph] = self.current_phase, self.arguments_key, self._has_mutable_args_list
         return None
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return _run(self.owner, self.compiles, self, self.constants, super().__call__, inputs, named)
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 def _run(

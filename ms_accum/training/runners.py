@@ -118,6 +118,7 @@ class AddAndEnd(Compiled):
         super().__init__(config.owner, config.compiles, network, config.optimizer)
         self.forward_backward = _without_branch(network, window)
         self.optim, self.window = optim, window
+        self.before_compiling = window.boundary.find_touched
 
     def construct(self, last: Any, weight: Any, *inputs: Any) -> Any:
         loss = call(self.forward_backward, inputs, weight=weight)
@@ -268,7 +269,13 @@ class Loop(Compiled):
         self.forward_backward = _without_branch(network, window)
         self.optim, self.window = optim, window
         self.has_terms = self.forward_backward.loss_and_gradients.has_terms
-        used = (*window.boundary.touched, *network.get_parameters())
+        self.touched: tuple = ()
+        self.before_compiling = self._find_touched
+
+    def _find_touched(self) -> None:
+        self.window.boundary.find_touched()
+        network = self.forward_backward.loss_and_gradients.network
+        used = (*self.window.boundary.touched, *network.get_parameters())
         self.touched = tuple({id(parameter): parameter for parameter in used}.values())
 
     def construct(self, number: Any, last: Any, factors: Any, *inputs: Any) -> Any:
@@ -352,6 +359,7 @@ class _UpdateAtOnce(Compiled):
         super().__init__(config.owner, config.compiles, network, config.optimizer)
         self.loss_and_gradients = Forward(network, config, own_scale(config.optimizer))
         self.window = Window(config, None)
+        self.before_compiling = self.window.boundary.find_touched
         self.scaled = config.dynamic is not None
         self.through_branch = branch(self.compiles)
 

@@ -9,7 +9,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 
-from ms_accum import evaluate, freeze_batch_norm
+from ms_accum import AccumulatedTrainStep, Accumulator, GradientAccumulation, evaluate, freeze_batch_norm
 from ms_accum.loss.known_losses import WithLoss
 from ms_accum.network.compiled import compiled
 from ms_accum.network.constants import Constants
@@ -205,3 +205,63 @@ def test_evaluate_follows_a_change_of_a_network_and_of_its_copy():
         scores.append(compiled("evaluate", evaluated, True)(data[0][0]).asnumpy()[0, 0])
         network.register_forward_hook(times_three)
     np.testing.assert_allclose(scores, [scores[0], scores[0] * 3, scores[0] * 9], rtol=1e-6)
+
+
+class Multiplied(nn.Cell):
+    """The gradient of `w` is the mean of x, times `factor`."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor([0.0]), name="w")
+        self.factor = parameter_of(1.0, "factor")
+
+    def construct(self, x):
+        return ops.mean(ops.sum(x * self.w * self.factor, 1))
+
+
+def parameter_of(value, name):
+    return Parameter(Tensor(value, ms.float32), name=name, requires_grad=False)
+
+
+def by_driver(network, optimizer, options):
+    model = GradientAccumulation(network, None, optimizer, check="off", **options)
+    return lambda ones: model.train_process(1, [ones, ones], 2, report=(), ckpt_path=None)
+
+
+def by_step(network, optimizer, options):
+    step = AccumulatedTrainStep(network, optimizer, 2, check="off", **options)
+    return lambda ones: [step(*ones), step(*ones)]
+
+
+def by_accumulator(network, optimizer, options):
+    accumulator = Accumulator(optimizer, 2, reduction="mean", **options)
+
+    def train(ones):
+        for _ in range(2):
+            gradient = float(ones[0].asnumpy().mean()) * float(network.factor.asnumpy())
+            accumulator((Tensor([gradient], ms.float32),), 1.0)
+
+    return train
+
+
+@pytest.mark.parametrize("what", ["buffer", "rate"])
+@pytest.mark.parametrize("options", [{}, {"loss_scale": 1}, {"clip_norm": 99.0}], ids=str)
+@pytest.mark.parametrize("make", [by_driver, by_step, by_accumulator])
+def test_parameter_that_is_replaced_gets_values_later(make, options, what):
+    """A loop or a branch keeps the storage of Parameters that do not occur outside."""
+    network, moved, before = Multiplied(), [], 0.0
+    optimizer = nn.SGD([network.w], 1.0)
+    train = make(network, optimizer, options)
+    owner, name = (network, "factor") if what == "buffer" else (optimizer, "learning_rate")
+    for change in (
+        lambda: None,
+        lambda: setattr(owner, name, parameter_of(2.0, "new")),
+        lambda: getattr(owner, name).set_data(Tensor(5.0, ms.float32)),
+        lambda: ops.assign(getattr(owner, name), Tensor(7.0, ms.float32)),
+    ):
+        change()
+        train((Tensor(np.ones((2, 1)), ms.float32),))
+        now = float(network.w.asnumpy()[0])
+        moved.append(before - now)
+        before = now
+    assert moved == pytest.approx([1, 2, 5, 7])
