@@ -313,7 +313,7 @@ FAULTS = {
     ),
     "what waits is not copied": Fault(
         "training/windows.py",
-        "micro_batch if full else tuple(map(copied, micro_batch))",
+        "tuple(map(copied, micro_batch)) if waits else micro_batch",
         "micro_batch",
         "training/test_window_of_terms.py::test_loader_may_reuse_its_buffer[eager]",
     ),
@@ -995,8 +995,8 @@ FAULTS = {
     ),
     "a tail is flushed with averages": Fault(
         "model_step.py",
-        "                self._step.average.restore()\n            self._step.flush()",
-        "                pass\n            self._step.flush()",
+        "                self._step.average.restore()\n            with training_mode",
+        "                pass\n            with training_mode",
         "test_model_step.py::test_tail_is_not_trained_while_averages_are_applied",
     ),
     "the time of an evaluation is that of the next window": Fault(

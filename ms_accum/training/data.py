@@ -85,6 +85,11 @@ class Data:
             return None if _has_to_be_read(self.dataset) else self.dataset.get_dataset_size()
         return len(self.dataset) if hasattr(self.dataset, "__len__") else None
 
+    @property
+    def may_reuse_memory(self) -> bool:
+        """bool, whether what it yields may change when it yields the next, as with loaders of the user's."""
+        return not (isinstance(self.dataset, (list, tuple)) or hasattr(self.dataset, "create_tuple_iterator"))
+
     def start(self) -> Position:
         """Return the position at the start of a run."""
         size = self.dataset.get_batch_size() if hasattr(self.dataset, "get_batch_size") else None

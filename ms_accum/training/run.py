@@ -194,7 +194,13 @@ class Run:
         self._ended_at = time.perf_counter()
         updates, skipped = step.updates, step.skipped
         windows = Windows(
-            plan.sizes, plan.micro_batch_size, plan.tail, lambda: step.updates, self._waiting, self._asked_to_stop
+            plan.sizes,
+            plan.micro_batch_size,
+            plan.tail,
+            lambda: step.updates,
+            self._waiting,
+            self._asked_to_stop,
+            plan.data.may_reuse_memory,
         )
         self._reading = reading = replace(self.at)
         for batches in plan.data.epochs(plan.epochs, reading):

@@ -20,6 +20,8 @@ class Windows:
         updates (Callable): returns the number of updates so far, on which sizes may depend.
         waiting (list): micro-batches of a window that is not complete; a tail that is carried stays there.
         stops (Callable): asked after each micro-batch whether to stop reading.
+        copies (bool): whether micro-batches that wait are copied, because the data may reuse their memory.
+            Default: ``True``.
     """
 
     def __init__(
@@ -30,7 +32,9 @@ class Windows:
         updates: Callable[[], int],
         waiting: list[tuple],
         stops: Callable[[], bool],
+        copies: bool = True,
     ):
+        self._copies = copies or tail == "carry"  # between two epochs the user's code runs
         self._sizes, self._micro_batch_size, self._tail = sizes, micro_batch_size, tail
         self._updates, self._waiting, self._stops = updates, waiting, stops
 
@@ -45,8 +49,8 @@ class Windows:
                 if size is None:  # asked when a window begins, as it may depend on the updates that were made
                     size = len(pieces) if self._sizes is None else self._sizes.size_after(self._updates())
                 full = is_full(len(self._waiting) + 1, size)
-                # One that waits is copied: loaders reuse their buffers.
-                self._waiting.append(micro_batch if full else tuple(map(copied, micro_batch)))
+                waits = self._copies and not full
+                self._waiting.append(tuple(map(copied, micro_batch)) if waits else micro_batch)
                 if self._stops():
                     return
                 if full:
