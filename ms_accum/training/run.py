@@ -302,6 +302,7 @@ class Run:
                 self._stop_if_asked()
             else:
                 self._end_window(ended, len(micro_batches or ()), window.requests)
+            del micro_batches, window  # or they would be in memory with those of the next window
 
     def _reached(self) -> Position:
         """Return the position of all ranks: one whose data are over, or that read a shorter window, has no more."""
