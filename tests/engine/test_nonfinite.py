@@ -150,23 +150,37 @@ def test_raise_in_compiled_step_is_rejected():
         slope_driver(nonfinite="ignore")
 
 
+def fed(*micro_batches, **options):
+    """Return an Accumulator that got pairs of a gradient and a weight in windows of two."""
+    network = Root()
+    accumulator = Accumulator(nn.SGD([network.w], 0.1), 2, reduction="mean", nonfinite="skip_micro", **options)
+    for gradient, weight in micro_batches:
+        accumulator((Tensor([gradient, gradient], ms.float32),), weight)
+    return accumulator, network
+
+
 @pytest.mark.host
 def test_micro_batch_of_weight_0_is_not_left_out():
-    """It does not count, so its gradient of 0/0 has a good reason."""
-    network = Root()
-    step = AccumulatedTrainStep(
-        network, nn.SGD([network.w], 0.1), 2, weight=first_value, check="off", nonfinite="skip_micro"
-    )
-    for x in (0.0, 1.0, 0.0, 0.0):  # the weight is the first value, and the gradient of sqrt(0 * w) is not finite
-        step(*micro_batch(x, 1.0))
-    assert (step.updates, step.skipped, step.left_out) == (1, 1, 0)
+    """It does not count, so its gradient of 0/0 has a good reason. (The driver does not run it at all.)"""
+    accumulator, network = fed((np.nan, 0.0), (1.0, 2.0), (np.nan, 0.0), (np.nan, 0.0))
+    assert (int(accumulator.updates), int(accumulator.skipped), accumulator.left_out) == (1, 1, 0)
+    assert network.w.asnumpy() == pytest.approx([0.9, 0.9])
+
+
+@pytest.mark.host
+def test_micro_batch_of_weight_0_lowers_no_scale():
+    """That of one which counts would be an overflow."""
+    for weight, overflows in ((0.0, 0), (1.0, 1)):
+        scaler = amp.DynamicLossScaler(64.0, 2, 500)
+        accumulator, _ = fed((64.0, 1.0), (np.nan, weight), loss_scale=scaler)
+        assert (int(accumulator.updates), accumulator.overflows) == (1, overflows)
+        assert accumulator.loss_scale == 64.0 / 2**overflows
 
 
 @pytest.mark.host
 @pytest.mark.parametrize("policy", ["skip_window", "skip_micro"])
 @pytest.mark.parametrize("way", ["driver", "step"])
-def test_micro_batch_of_weight_0_lowers_no_scale(way, policy):
-    """Its gradient is not finite, and its loss is: that of one which counts would be an overflow."""
+def test_micro_batch_that_does_not_count_lowers_no_scale(way, policy):
     scaler = amp.DynamicLossScaler(64.0, 2, 500)
     options = {"weight": _first_value if way == "driver" else first_value, "nonfinite": policy}
     trained = Trained(way, Root(), 2, loss_scale=scaler, **options).train([GOOD[0], NO_GRADIENT])
