@@ -97,11 +97,6 @@ class WindowConfig:
         return 0 if self.dynamic is None else int(self.dynamic.overflows.asnumpy())
 
     @property
-    def skipped_by_stages(self) -> int:
-        """int, the windows so far that stages of the user's skipped."""
-        return sum(int(stage.skipped.asnumpy()) for stage in self.stages)
-
-    @property
     def left_out(self) -> int:
         """int, the micro-batches left out so far, on all ranks."""
         return 0 if self.skips is None else int(self.skips.left_out.asnumpy())

@@ -92,8 +92,6 @@ def scale_of(owner: str, loss_scale: Any, optimizer: Any) -> tuple[float, Dynami
         rule = f"None for an optimizer with loss_scale={optimizer_scale:g}"
         remedy = "It divides by that scale itself: give the loss scale to one of the two only."
         _check.raise_invalid(ValueError, owner, "loss_scale", rule, loss_scale, remedy)
-    if isinstance(loss_scale, DynamicScale):
-        return 1.0, loss_scale
     if isinstance(loss_scale, _DYNAMIC):
         return 1.0, _shared_scale(owner, loss_scale, optimizer)
     return _check.positive_number(owner, "loss_scale", _number(owner, loss_scale)), None

@@ -157,11 +157,6 @@ def divisor_of(loss_fn: Any) -> Callable[..., float] | None:
     return None if count is None else functools.partial(count, options)
 
 
-def may_be_zero(divisor: Callable[..., float] | None) -> bool:
-    """Return whether a divisor may be 0, because labels are ignored."""
-    return isinstance(divisor, functools.partial) and divisor.func is _count_labels
-
-
 def why_not_additive(loss_fn: Any) -> str | None:
     """Return why the loss of a window is not the mean of its micro-batches' losses; None if it is, or is unknown."""
     return _NOT_ADDITIVE.get(name_and_options(loss_fn)[0] or "")

@@ -19,7 +19,6 @@ from .known_losses import (
     check_gradient,
     check_reduction,
     divisor_of,
-    may_be_zero,
     row_count,
     why_not_additive,
 )
@@ -161,8 +160,6 @@ class Weight:
         self.is_guess = weight is None and divisor is None
         """bool, whether the weight is a guess (the rows), because neither the user nor the loss defines it."""
         is_function = callable(weight) and not isinstance(weight, Tensor)
-        self.may_be_zero = is_function or (weight is None and may_be_zero(divisor))
-        """bool, whether a micro-batch may count nothing."""
         self._weight: float | Callable
         if weight is None:
             self._weight = divisor or row_count

@@ -69,7 +69,7 @@ class Terms:
     """
 
     weighs = False
-    is_guess = may_be_zero = False
+    is_guess = False
 
     def __init__(
         self,
