@@ -302,7 +302,12 @@ class Accumulator:
         held, windows = int(self.micro_batches), int(self.updates) + int(self.skipped)
         if self.group is None:
             return held > 0
-        held_by_ranks, windows_of_ranks = gather_numbers(np.array([held, windows]), self.group).astype(int).T
+        try:
+            of_ranks = gather_numbers(np.array([held, windows]), self.group)
+        except RuntimeError as error:
+            reason = "another rank did not take part. Call the Accumulator and 'flush' equally often on all ranks"
+            raise RuntimeError(f"For 'flush', {reason}.") from error
+        held_by_ranks, windows_of_ranks = of_ranks.astype(int).T
         if len({*windows_of_ranks}) > 1:
             raise RuntimeError(
                 "For 'Accumulator', all ranks must call it the same number of times, but they have ended "
