@@ -229,8 +229,8 @@ class AccumulatedTrainStep(Compiled):
             self._waiting = waiting
             return None
         self._updated, self._grad_norm, self.terms = ended.updated, ended.grad_norm, dict(ended.terms)
-        nothing_counted = not ended.samples or (math.isnan(ended.loss) and self.windows.config.skips is not None)
-        self._loss = 0.0 if nothing_counted else ended.loss
+        left_out = self.windows.config.skips is not None and not math.isfinite(ended.loss)
+        self._loss = ended.loss if ended.samples and not left_out else 0.0
         self._not_finite += is_not_finite(ended.grad_norm, ended.overflow, ended.samples)
         return ended
 

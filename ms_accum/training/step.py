@@ -177,7 +177,7 @@ class Step:
             for _ in range(window.empty):
                 skips.pass_over()
         left_out: list[int] = []
-        may_run_again = self._losses.runs_again and window.number > 1
+        may_run_again = self._losses.runs_again and not isinstance(runner, AtOnce)
         while True:
             losses = runner.add(inputs, ends=not may_run_again, stops=stops)
             if losses is None:
