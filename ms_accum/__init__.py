@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .engine.ema import Ema as Ema
     from .engine.ends import split_batch as split_batch
     from .engine.ends import updates_per_epoch as updates_per_epoch
+    from .engine.options import Options as Options
     from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
     from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
     from .layers.dropout import CountedDropout as CountedDropout
@@ -59,6 +60,7 @@ _MODULES = {
     "GradientAccumulation": "driver",
     "Group": "ranks.group",
     "MicroBatch": "micro_batch_size",
+    "Options": "engine.options",
     "ResumableLoop": "training.loop",
     "SaveStates": "training.loop",
     "Stopped": "saving.checkpointer",

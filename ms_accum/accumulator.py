@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
@@ -11,30 +11,31 @@ from mindspore import Tensor, nn, ops
 
 from . import _check
 from .engine.config import resolve
-from .engine.ema import Ema, check_not_applied
+from .engine.ema import check_not_applied
 from .engine.ends import is_full, sizes_of
-from .engine.stages import Stage
+from .engine.options import OptionsButClip, checked, with_options
 from .engine.window import Window, new_window
 from .layers.batch_norm import warn_about_batch_norm
 from .loss.known_losses import REDUCTIONS
 from .network import tree
 from .network.branch import branch
 from .network.calls import call
-from .network.compiled import Compiled, check_compile
+from .network.compiled import Compiled
 from .network.optimizers import kind_of, warn_if_no_gradient
 from .network.runtime import tune
 from .network.state import state, unique_name
-from .ranks.agreement import agree_and_broadcast, check_drift, facts_of
-from .ranks.group import Group, gather_numbers
+from .ranks.agreement import begin_together, check_drift
+from .ranks.group import gather_numbers
 from .ranks.zero import ZeroOptimizer
 
 if TYPE_CHECKING:
-    from mindspore.amp import LossScaleManager, LossScaler
+    from typing_extensions import Unpack
 
 _OWNER = "Accumulator"
 _SIZE = _check.Argument(_OWNER, "accumulate_step")
 
 
+@with_options
 @ms.jit_class
 class Accumulator:
     """Accumulate gradients inside your own compiled train step, and update once per window.
@@ -50,33 +51,14 @@ class Accumulator:
         accumulate_step (Union[int, dict, Callable]): the number of micro-batches in a window; 1 needs no accumulators.
             A dict maps the first update of each size to the size, such as ``{0: 1, 100: 4}``. A function is compiled,
             and gets the number of updates as a Tensor.
-        clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
         network (Optional[Cell]): the network that the step differentiates. Needed with several ranks, which compare its
             other Parameters and draw different random numbers. Only with it there is a warning about BatchNorm.
             Default: ``None``.
 
-    Args: Several processes
-        group (Union[str, None, Group]): the ranks that train together: ``"auto"`` for all that a launcher started,
-            ``None`` for this process alone. All must make the same number of calls. With ``"sum"`` divide the loss by
-            the micro-batches of all ranks. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether to sum gradients over the ranks in every call, which all ranks must
-            make, instead of once per window. With a `ZeroOptimizer` each rank then stores only its part of the sums
-            (ZeRO-2). Default: ``False``.
-
-    Args: Precision, and gradients that are not finite
-        loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor by which you multiply the loss, with
-            `scale`; the window's gradient is divided by it. A dynamic scale is lowered when a window's gradient is not
-            finite. Default: ``None``, no scaling.
-        nonfinite (str): ``"skip_window"`` skips a window whose gradient is not finite; ``"skip_micro"`` leaves out only
-            the micro-batch, with its weight, which for windows of 1 on one device is the same. Default:
-            ``"skip_window"``.
-
-    Args: Other
-        ema (Optional[Ema]): maintains an average of the weights. Default: ``None``.
-        stages (Sequence[Callable]): as for `GradientAccumulation`. Default: ``()``.
-        compile (bool): whether a call outside your compiled step, in a plain loop, runs as a compiled graph of its own,
-            which is faster. Default: ``True``.
+    With a `loss_scale` multiply the loss by it, with `scale`. Several ranks must make the same number of calls; with
+    ``"sum"`` divide the loss by the micro-batches of all ranks. A call outside your compiled step, in a plain loop,
+    runs as a compiled graph of its own, which is faster, unless `compile` is False.
 
     The counters `updates`, `skipped`, `micro_batches`, `updated` and `grad_norm` are Parameters, right on the host and
     inside the compiled step. ``int()``, ``float()`` or ``bool()`` makes a number of them, which no longer changes.
@@ -135,40 +117,18 @@ class Accumulator:
         *,
         reduction: str = "sum",
         network: nn.Cell | None = None,
-        group: Group | str | None = "auto",
-        sync_every_micro_batch: bool = False,
-        loss_scale: float | LossScaler | LossScaleManager | None = None,
-        nonfinite: str = "skip_window",
-        ema: Ema | None = None,
-        stages: Sequence[Stage] = (),
-        compile: bool = True,
+        **options: Unpack[OptionsButClip],
     ):
+        chosen = checked(_OWNER, {**options, "clip_norm": clip_norm})
         sizes = sizes_of(*_SIZE, accumulate_step)
         _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
-        config = resolve(
-            _OWNER,
-            optimizer,
-            network,
-            weighted=reduction == "mean",
-            clip_norm=clip_norm,
-            group=group,
-            sync_every_micro_batch=sync_every_micro_batch,
-            loss_scale=loss_scale,
-            nonfinite=nonfinite,
-            ema=ema,
-            stages=stages,
-            compiles=check_compile(_OWNER, compile),
-            in_graph=True,
-        )
+        config = resolve(_OWNER, optimizer, network, chosen, weighted=reduction == "mean", in_graph=True)
         tune(_OWNER, (optimizer if network is None else network).get_parameters())
-        if config.group is not None:
-            if network is None:
-                rule = "given with several ranks, which compare its Parameters and draw different random numbers"
-                _check.raise_invalid(ValueError, _OWNER, "network", rule, None)
-            settings = {"'accumulate_step'": sizes.settings, "'reduction'": reduction}
-            settings["'sync_every_micro_batch'"] = sync_every_micro_batch
-            equal_on_ranks = {**settings, **config.equal_on_ranks, **facts_of(optimizer, network)}
-            agree_and_broadcast(_OWNER, config.group, equal_on_ranks, optimizer, network)
+        if config.group is not None and network is None:
+            rule = "given with several ranks, which compare its Parameters and draw different random numbers"
+            _check.raise_invalid(ValueError, _OWNER, "network", rule, None)
+        facts = {"'accumulate_step'": sizes.settings, "'reduction'": reduction, **config.facts}
+        begin_together(_OWNER, config.group, facts, optimizer, network)
         if network is not None and sizes.constant != 1:
             warn_about_batch_norm(network, training=True)  # `set_train` may be called later
         self.optimizer = optimizer
@@ -193,7 +153,7 @@ class Accumulator:
         """Parameter of bool, whether the last call updated the parameters."""
         self.grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
         """Parameter of float32, the norm of the last window's gradient, before clipping."""
-        self._loss_scale = config.scale if config.dynamic is None else config.dynamic.value
+        self._loss_scale = config.scale.constant if config.scale.value is None else config.scale.value
         self._outside = _Outside()
         self._through_branch = branch(config.compiles)
         self._add_outside, self._end_outside = _Add(self), _End(self)
@@ -373,12 +333,12 @@ class Accumulator:
     @property
     def loss_scale(self) -> float:
         """float, the loss scale; 1 if there is none."""
-        return self._config.loss_scale
+        return self._config.scale.number
 
     @property
     def overflows(self) -> int:
         """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
-        return self._config.overflows
+        return self._config.scale.overflows
 
     @property
     def left_out(self) -> int:

@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any, Callable
 from mindspore import Tensor, nn
 
 from . import _check
-from .engine.config import resolve
 from .engine.coupled import objective_of
 from .engine.ema import Ema, check_not_applied
 from .engine.ends import TAILS, Sizes, planned, sizes_of, warn_if_never_full
-from .engine.forward import check_network
-from .engine.nonfinite import SKIP_MICRO
-from .engine.stages import Stage
-from .network.compiled import check_compile
-from .network.optimizers import check_scheduler, kind_of, warn_if_rate_vanishes
-from .network.runtime import tune
-from .ranks.agreement import agree, agree_and_broadcast, facts_of, name_of
-from .ranks.group import Group, group_of, is_first, total
+from .engine.options import Options, checked, with_options
+from .network.optimizers import warn_if_rate_vanishes
+from .ranks.agreement import agree
+from .ranks.group import is_first, total
 from .ranks.zero import ZeroOptimizer
 from .saving.checkpointer import Checkpointer
 from .saving.files import absolute
@@ -33,14 +28,15 @@ from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epoc
 from .training.step import Step
 
 if TYPE_CHECKING:
-    from mindspore.amp import LossScaleManager, LossScaler
     from mindspore.dataset import Dataset
     from mindspore.experimental.optim.lr_scheduler import LRScheduler
     from mindspore.train import Callback
+    from typing_extensions import Unpack
 
 _OWNER = "GradientAccumulation"
 
 
+@with_options
 class GradientAccumulation:
     """Train a network with gradient accumulation: one update per window of micro-batches.
 
@@ -63,7 +59,6 @@ class GradientAccumulation:
             or for losses that sum over rows. Default: ``"mean"``.
         tail (str): what to do with a short last window: ``"flush"`` updates with it, ``"carry"`` lets its
             micro-batches wait for the next epoch or call (or `flush`), ``"drop"`` discards it. Default: ``"flush"``.
-        clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         weight (Union[None, float, Tensor, Callable]): the weight of a micro-batch: a number, or a function of its
             columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``; 0 skips the micro-batch. Default:
             ``None``, what MindSpore's losses average over (elements, or labels by class weight); else the rows. For a
@@ -74,31 +69,8 @@ class GradientAccumulation:
         check (str): with ``"first"`` a warning if the loss is not the mean over rows that the default `weight` assumes;
             it comes with the first micro-batch that can tell. ``"off"``: no warning. Default: ``"first"``.
 
-    Args: Several processes
-        group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
-            that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per
-            window. With a `ZeroOptimizer` each rank then stores only its part (ZeRO-2). Default: ``False``.
-
-    Args: Schedules and precision
         scheduler (Optional[LRScheduler]): a `mindspore.experimental` one, stepped after each update, not after each
             epoch: give its periods in updates. Default: ``None``.
-        loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
-            an object of `mindspore.amp`. A dynamic one is lowered after an overflow (`overflows`). Default: ``None``.
-
-    Args: Gradients that are not finite
-        nonfinite (str): what to do with gradients that are not finite: ``"skip_window"``; ``"skip_micro"`` leaves out
-            the micro-batch, with its weight, which for windows of 1 on one device is the same; ``"raise"`` ends the run
-            with an error. Default: ``"skip_window"``.
-
-    Args: Other
-        ema (Optional[Ema]): maintains an average of the weights, which evaluations use. Default: ``None``.
-        stages (Sequence[Callable]): functions, Cells or objects of a ``@ms.jit_class``, which are compiled, and called
-            at the end of a window as ``stage(gradients, norm)``: with its gradient as the optimizer would get
-            it, in the order of ``optimizer.parameters``, after clipping, and the norm before. Each returns gradients,
-            or ``(gradients, keep)``, where a false `keep` skips the window. Default: ``()``.
-        compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
-            several times faster. ``False`` runs them there operator by operator, for debugging. Default: ``True``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -127,60 +99,32 @@ class GradientAccumulation:
         *,
         reduction: str = "mean",
         tail: str = "flush",
-        clip_norm: float | None = None,
         weight: float | Tensor | Callable | Mapping[str, float | Callable] | None = None,
         coefficients: Mapping[str, float | Callable] | None = None,
         check: str = "first",
-        group: Group | str | None = "auto",
-        sync_every_micro_batch: bool = False,
         scheduler: LRScheduler | None = None,
-        loss_scale: float | LossScaler | LossScaleManager | None = None,
-        nonfinite: str = "skip_window",
-        ema: Ema | None = None,
-        stages: Sequence[Stage] = (),
-        compile: bool = True,
+        **options: Unpack[Options],
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
-        tune(_OWNER, network.get_parameters())
-        group = group_of(_OWNER, group)
-        compiles = check_compile(_OWNER, compile)
-        objective = objective_of(_OWNER, network, loss_fn, reduction, weight, check, group, compiles, coefficients)
-        check_network(_OWNER, objective.forward)
-        leaves_out = nonfinite == SKIP_MICRO and objective.weight.weighs
-        config = resolve(
+        options = checked(_OWNER, options)
+        objective = objective_of(
             _OWNER,
-            optimizer,
-            objective.forward,
-            weighted=leaves_out,  # otherwise the shares add up to 1, and nothing divides
-            shares=True,
-            clip_norm=clip_norm,
-            group=group,
-            sync_every_micro_batch=sync_every_micro_batch,
-            loss_scale=loss_scale,
-            nonfinite=nonfinite,
-            ema=ema,
-            stages=stages,
-            compiles=compiles,
+            network,
+            loss_fn,
+            reduction=reduction,
+            weight=weight,
+            coefficients=coefficients,
+            check=check,
+            group=options["group"],
+            compiles=options["compile"],
         )
-        check_scheduler(_OWNER, scheduler, optimizer)
-        settings: dict[str, Any] = {"reduction": reduction, "tail": tail}
-        if objective.terms is not None:
-            settings["terms"] = list(objective.terms.names)
-        self._settings = {**settings, **config.settings, "optimizer": kind_of(optimizer)}
-        self._group = config.group
-        if self._group is not None:
-            equal_on_ranks = {f"'{name}'": value for name, value in settings.items()} | config.equal_on_ranks
-            equal_on_ranks |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
-            equal_on_ranks |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
-            equal_on_ranks |= {} if objective.terms is None else objective.terms.facts
-            equal_on_ranks |= facts_of(optimizer, objective.forward, scheduler)
-            agree_and_broadcast(_OWNER, self._group, equal_on_ranks, optimizer, objective.forward)
-        self._step = Step(objective, config, scheduler=scheduler)
+        self._step = Step(_OWNER, objective, optimizer, options, {"tail": tail}, scheduler)
+        self._group = self._step.group
         self._waiting: list[tuple] = []  # micro-batches of a tail that is carried
 
     def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self._settings.items())
+        shown = ", ".join(f"{name}={value!r}" for name, value in self._step.settings.items())
         return f"{_OWNER}({type(self._network).__name__}, {shown}, updates={self.updates}, skipped={self.skipped})"
 
     def train_process(
@@ -277,7 +221,7 @@ class GradientAccumulation:
         if self._group is not None:
             arguments = arguments_equal_on_ranks(valid_dataset, metrics, eval_every, checkpointer, callbacks)
             arguments |= {"'max_updates'": max_updates, "'mini_steps'": sizes and sizes.settings}
-            agree("train_process", self._group, arguments, dict.fromkeys(arguments, SAME_ON_ALL))
+            agree("train_process", self._group, arguments, SAME_ON_ALL)
         reports = callbacks_of("train_process", "report", progress() if report is None else report)
         plan = Plan(
             epochs=epochs,
@@ -287,7 +231,7 @@ class GradientAccumulation:
             sizes=sizes,
             micro_batch_size=micro_batch_size,
             tail=self._tail,
-            settings=self._settings,
+            settings=step.settings,
             reports=reports if is_first(self._group) else (),
             callbacks=callbacks_of("train_process", "callbacks", callbacks),
             states=checkpointer,
@@ -383,12 +327,12 @@ class GradientAccumulation:
     @property
     def loss_scale(self) -> float:
         """float, the current loss scale; 1 if there is none."""
-        return self._step.config.loss_scale
+        return self._step.config.scale.number
 
     @property
     def overflows(self) -> int:
         """int, the number of windows that overflowed, so that the dynamic loss scale was lowered."""
-        return self._step.config.overflows
+        return self._step.config.scale.overflows
 
     @property
     def left_out(self) -> int:

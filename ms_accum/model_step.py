@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
@@ -13,33 +13,30 @@ from mindspore import Tensor, nn
 from mindspore.train import Callback, RunContext
 
 from . import _check
-from .engine.config import resolve
 from .engine.ema import Ema, averaged, check_not_applied
 from .engine.ends import is_full, sizes_of
-from .engine.forward import check_network
-from .engine.nonfinite import SKIP_MICRO, SKIP_WINDOW
-from .engine.stages import Stage
+from .engine.options import Options, checked, with_options
 from .loss.known_losses import runnable
 from .loss.objective import Objective
 from .loss.terms import terms_of, weighed
 from .network.calls import call
-from .network.compiled import Compiled, check_compile
+from .network.compiled import Compiled
 from .network.parameters import copied
-from .network.runtime import tune
 from .network.training_mode import training_mode
-from .ranks.agreement import agree, agree_and_broadcast, check_drift, facts_of, name_of, rate_facts
-from .ranks.group import Group, group_of, total
+from .ranks.agreement import agree, check_drift, rate_facts
+from .ranks.group import total
 from .ranks.zero import ZeroOptimizer
 from .training.record import SKIPPED_IN_A_ROW, is_not_finite
 from .training.step import Ended, Step, never
 
 if TYPE_CHECKING:
-    from mindspore.amp import LossScaleManager, LossScaler
+    from typing_extensions import Unpack
 
 _OWNER = "AccumulatedTrainStep"
 _SIZE = _check.Argument(_OWNER, "gradient_accumulation_steps")
 
 
+@with_options
 class AccumulatedTrainStep(Compiled):
     """A train step for `mindspore.train.Model` that accumulates gradients and updates once per window.
 
@@ -58,7 +55,6 @@ class AccumulatedTrainStep(Compiled):
             changing, as for `Accumulator`; 1 needs no accumulators. Default: 4.
 
     Args: Windows and weights
-        clip_norm (Optional[float]): the maximum global norm of the window's gradient. Default: ``None``, no clipping.
         reduction (str): ``"mean"`` for the weighted mean of the gradients; ``"sum"`` for their sum, with losses that
             sum over rows. Default: ``"mean"``.
         weight (Union[None, float, Callable, dict]): the weight of a micro-batch: a number, or a function of its
@@ -70,29 +66,11 @@ class AccumulatedTrainStep(Compiled):
         check (str): with ``"first"`` a warning if the loss is not the mean over rows that the default `weight` assumes;
             it comes with the first micro-batch that can tell. ``"off"``: no warning. Default: ``"first"``.
 
-    Args: Several processes
-        group (Union[str, None, Group]): the processes that train together, each on its own data: ``"auto"`` for all
-            that a launcher started, ``None`` for this process alone. Default: ``"auto"``.
-        sync_every_micro_batch (bool): whether to sum gradients over the ranks in every micro-batch instead of once per
-            window. With a `ZeroOptimizer` each rank then stores only its part of the sums (ZeRO-2). Default: ``False``.
-
-    Args: Precision, and gradients that are not finite
-        loss_scale (Union[None, float, LossScaler, LossScaleManager]): the factor for the loss in float16: a number, or
-            an object of `mindspore.amp`. A dynamic one is lowered after an overflow; that window is skipped and counted
-            in `overflows`. Default: ``None``, no scaling.
-        nonfinite (str): what to do with gradients that are not finite: ``"skip_window"`` skips the window;
-            ``"skip_micro"`` leaves out the micro-batch, with its weight, which for windows of 1 on one device is the
-            same; with ``"raise"`` `FlushTail` ends the run with an error. Default: ``"skip_window"``.
-
-    Args: Other
-        ema (Optional[Ema]): maintains an average of the weights, which `FlushTail` applies while `Model.fit` evaluates,
-            and `eval_network` in all evaluations. Default: ``None``.
-        stages (Sequence[Callable]): as for `GradientAccumulation`. Default: ``()``.
-        compile (bool): whether networks run as compiled graphs in PyNative mode too, MindSpore's default, which is
-            several times faster. ``False`` runs them there operator by operator, for debugging. Default: ``True``.
-
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
+
+    With ``nonfinite="raise"`` it is `FlushTail` that ends the run with an error. The average of the weights (`ema`) is
+    applied by `FlushTail` while `Model.fit` evaluates, and by `eval_network` in all evaluations.
 
     Outputs:
         Tensor, the mean loss of the last complete window over all ranks; 0 before the first one.
@@ -129,59 +107,37 @@ class AccumulatedTrainStep(Compiled):
         optimizer: nn.Optimizer | ZeroOptimizer,
         gradient_accumulation_steps: int | Mapping[int, int] | Callable = 4,
         *,
-        clip_norm: float | None = None,
         reduction: str = "mean",
         weight: float | Callable | Mapping[str, float | Callable] | None = None,
         coefficients: Mapping[str, float | Callable] | None = None,
         check: str = "first",
-        group: Group | str | None = "auto",
-        sync_every_micro_batch: bool = False,
-        loss_scale: float | LossScaler | LossScaleManager | None = None,
-        nonfinite: str = SKIP_WINDOW,
-        ema: Ema | None = None,
-        stages: Sequence[Stage] = (),
-        compile: bool = True,
+        **options: Unpack[Options],
     ):
-        super().__init__(_OWNER, check_compile(_OWNER, compile))
+        options = checked(_OWNER, options)
+        super().__init__(_OWNER, options["compile"])
         network, loss_fn = _parts_of(network, gradient_accumulation_steps)
         self._sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
-        group = group_of(_OWNER, group)
         self._objective = Objective(
-            _OWNER, network, loss_fn, reduction, weight, check, group, self.compiles, coefficients=coefficients
-        )
-        terms, forward = self._objective.terms, self._objective.forward
-        check_network(_OWNER, forward)
-        config = resolve(
             _OWNER,
-            optimizer,
-            forward,
-            weighted=nonfinite == SKIP_MICRO and self._objective.weight.weighs,
-            shares=True,
-            clip_norm=clip_norm,
-            group=group,
-            sync_every_micro_batch=sync_every_micro_batch,
-            loss_scale=loss_scale,
-            nonfinite=nonfinite,
-            ema=ema,
-            stages=stages,
+            network,
+            loss_fn,
+            reduction=reduction,
+            weight=weight,
+            coefficients=coefficients,
+            check=check,
+            group=options["group"],
             compiles=self.compiles,
         )
-        tune(_OWNER, forward.get_parameters())
-        self.group = config.group
+        terms, ema = self._objective.terms, options["ema"]
+        sizes = {"gradient_accumulation_steps": self._sizes.settings}
+        self.windows = Step(_OWNER, self._objective, optimizer, options, sizes)
+        """Step, runs the windows, and counts them."""
+        self.group = self.windows.group
         self.optimizer = optimizer
         self.reduction = reduction
-        if self.group is not None:
-            settings = {"'gradient_accumulation_steps'": self._sizes.settings, "'reduction'": reduction}
-            settings |= {"'sync_every_micro_batch'": sync_every_micro_batch, "'loss_fn'": name_of(loss_fn)}
-            settings |= {"'weight'": weight if isinstance(weight, (int, float)) else name_of(weight)}
-            settings |= {} if terms is None else terms.facts
-            equal_on_ranks = {**settings, **config.equal_on_ranks, **facts_of(optimizer, forward)}
-            agree_and_broadcast(_OWNER, self.group, equal_on_ranks, optimizer, forward)
         self.contains(self._objective.evaluated)
-        self.trained = forward
+        self.trained = self._objective.forward
         """Cell, returns the loss that is differentiated: `Model` sets it to training, and saves its Parameters."""
-        self.windows = Step(self._objective, config)
-        """Step, runs the windows, and counts them."""
         self.stops = never
         """Callable, is asked inside a window whether to leave it, because its state is saved."""
         self.average = _AverageInEvaluations(ema)
@@ -281,8 +237,7 @@ class AccumulatedTrainStep(Compiled):
     @property
     def settings(self) -> dict[str, Any]:
         """dict, the settings that must be equal in a resumed run."""
-        sizes = {"gradient_accumulation_steps": self._sizes.settings, "reduction": self.reduction}
-        return {**sizes, **self.windows.config.settings}
+        return self.windows.settings
 
     @property
     def state(self) -> dict[str, Any]:
@@ -332,12 +287,12 @@ class AccumulatedTrainStep(Compiled):
     @property
     def loss_scale(self) -> float:
         """float, the current loss scale; 1 if there is none."""
-        return self.windows.config.loss_scale
+        return self.windows.config.scale.number
 
     @property
     def overflows(self) -> int:
         """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
-        return self.windows.config.overflows
+        return self.windows.config.scale.overflows
 
     @property
     def left_out(self) -> int:

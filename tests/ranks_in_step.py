@@ -28,6 +28,7 @@ from ms_accum import (
     total,
 )
 from ms_accum.engine.config import resolve
+from ms_accum.engine.options import checked
 from ms_accum.engine.window import Window
 from ms_accum.ranks import agreement, reduction
 from reference import digest
@@ -67,7 +68,8 @@ def graphs(group, zero, in_step):
     like = optimizer.inner.parameters if zero and in_step else optimizer.parameters
     grad_sum = like.clone(prefix="grad_sum", init="zeros")
     loss = nn.WithLossCell(network, cross_entropy())
-    config = resolve("graphs", optimizer, loss, weighted=False, sync_every_micro_batch=in_step, compiles=True)
+    options = checked("graphs", {"sync_every_micro_batch": in_step})
+    config = resolve("graphs", optimizer, loss, options, weighted=False)
     window = Window(config, grad_sum)
     forward_backward = TrainForwardBackward(loss, optimizer, window)
     update, clear = TrainOptim(optimizer, window), TrainClear(window)

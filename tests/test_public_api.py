@@ -27,7 +27,7 @@ TUTORIALS = {
     model_zoo.create_dataset: "data_path=None, batch_size=32, repeat_size=1, num_parallel_workers=1",
 }
 # Functions on the host, for which no platform is named, and what users do not construct.
-ON_THE_HOST = ("ramp_up", "split_batch", "updates_per_epoch")
+ON_THE_HOST = ("Options", "ramp_up", "split_batch", "updates_per_epoch")
 RECORDS, ERRORS = ("Group", "MicroBatch", "UpdateRecord", "Verification"), ("CheckpointError", "Stopped")
 
 

@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, ops
 
 from ..ranks.reduction import SumOverRanks
 from .config import WindowConfig
-from .loss_scale import own_scale
+from .loss_scale import DynamicScale, LossScale, own_scale
 from .native_update import native_update
 from .nonfinite import LeftOut
 from .update import Cast, Finite, Multiply, Update
@@ -23,16 +23,12 @@ class End(TypedDict):
 
     gradients: Any
     """The sums of the gradients, until they are multiplied by 1 / `divisor`."""
-    weight_sum: Any
-    """What the sums are divided by; or None, if nothing divides them, as with those that follow."""
-    counted: Any
-    """Without a `weight_sum`: what must not be 0, or the mean is 0/0. It cancels out."""
+    weight: Any
+    """What the window counts for, or None: what divides the sums, or what must not be 0, or the mean is 0/0."""
     figures: Any
-    """More numbers, to sum over the ranks."""
-    loss: Any
-    """The sum of the losses, if it is known: the first of the figures."""
+    """More numbers, to sum over the ranks, or None: the first is the sum of the losses."""
     skip_counts: Any
-    """The micro-batches that were not left out, and those left out although their loss was finite."""
+    """The micro-batches that were not left out, and those left out although their loss was finite, or None."""
     divisor: Any
     """What divides, unscales and clips the gradients, but for the scale by which the optimizer divides: a scalar, so
     that gradients are read once for the norm and once for the update."""
@@ -63,51 +59,47 @@ class Boundary:
         accumulated: bool,
         emptied: tuple = (),
     ):
-        optimizer, sums = config.optimizer, config.summing.at_the_end
+        optimizer, sums, scale, ema = config.optimizer, config.summing.at_the_end, config.scale, config.ema
         self.config = config
         # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
         self.skips = config.skips if accumulated else None
+        divides = accumulated and config.weighted
         in_place = accumulated and (sums is None or sums.in_place)
-        users, dynamic, ema = config.stages, config.dynamic, config.ema
-        as_computed = not (accumulated or users or sums is not None)
-        native = native_update(config, emptied, at_once=in_place and not users, as_computed=as_computed)
+        as_computed = not (accumulated or config.stages or sums is not None)
+        native = native_update(config, emptied, at_once=in_place and not config.stages, as_computed=as_computed)
         measures = config.kernels if sums is None else sums
         narrow = any(parameter.dtype != ms.float32 for parameter in config.parameters)
 
         stages: list[Any] = []
         stages += [] if sums is None else [SumOverRanks(sums)]
         stages += [] if self.skips is None else [LeftOut(self.skips, on_ranks=sums is not None)]
-        stages += [Divide()]
-        stages += [Unscale(config.changing_scale, config.scale)] if config.scales else []
-        stages += [Norm(measures, own_scale(optimizer))]
+        stages += [Divide()] if divides else []
+        stages += [Unscale(scale)] if scale.is_used else []
+        stages += [Norm(measures, own_scale(optimizer), divided=divides)]
         stages += [] if config.clip_norm is None else [Clip(config.clip_norm)]
-        stages += [Multiply(in_place)] if native is None or users else []
-        stages += users
+        stages += [Multiply(in_place)] if native is None or config.stages else []
+        stages += config.stages
         stages += [Cast(config.parameters)] if native is None else []
         stages += [Finite(measures)] if narrow else []
         update = Update(config, emptied) if native is None else native
         stages += [update]
-        stages += [] if dynamic is None else [dynamic]
+        stages += [] if scale.value is None else [scale]
         stages += [] if ema is None or native is not None else [ema]
         self.stages = tuple(stages)
         self.update = update
         self.find_touched()
 
-    def __call__(self, grad_sum: Any, weight_sum: Any = None, figures: Any = None, only_weight: Any = None) -> Any:
+    def __call__(self, gradients: Any, weight: Any = None, figures: Any = None) -> Any:
         """Return whether the optimizer was called, the norm before clipping, and the sum of `figures` over the ranks.
 
-        `only_weight` is the weight of the only micro-batch of a window, whose gradients are not multiplied by it. It
-        cancels out, unless it is 0: then the norm is 0/0 and the window is skipped, as with a weight sum of 0.
+        The weight is the sum that divides accumulators. That of the only micro-batch of a window, whose gradients are
+        not multiplied by it, cancels out, unless it is 0: then the norm is 0/0 and the window is skipped, too.
         """
-        loss = None if figures is None else figures[0]
-        skip_counts = None if self.skips is None else self.skips.sent()
         end: End = {
-            "gradients": grad_sum,
-            "weight_sum": weight_sum,
-            "counted": only_weight,
+            "gradients": gradients,
+            "weight": weight,
             "figures": figures,
-            "loss": loss,
-            "skip_counts": skip_counts,
+            "skip_counts": None if self.skips is None else self.skips.sent(),
             "divisor": None,
             "norm": None,
             "keep": None,
@@ -142,8 +134,7 @@ class Divide:
     """Lets the sum of the weights divide: like the next ones, it changes the `divisor` only."""
 
     def __call__(self, end: End) -> End:
-        if end["weight_sum"] is not None:
-            end["divisor"] = end["weight_sum"]
+        end["divisor"] = end["weight"]
         return end
 
 
@@ -152,12 +143,11 @@ class Unscale:
     """Lets the loss scale divide.
 
     Args:
-        changing (Optional[Parameter]): a dynamic scale.
-        constant (float): a constant one.
+        scale (Union[LossScale, DynamicScale]): the scale.
     """
 
-    def __init__(self, changing: Parameter | None, constant: float):
-        self.changing, self.constant = changing, constant
+    def __init__(self, scale: LossScale | DynamicScale):
+        self.constant, self.changing = scale.constant, scale.value
 
     def __call__(self, end: End) -> End:
         scale, divisor = self.constant if self.changing is None else self.changing * 1.0, end["divisor"]
@@ -172,17 +162,18 @@ class Norm:
     Args:
         measures (Any): measures gradients, on all ranks alike.
         own_scale (float): the scale by which the optimizer divides.
+        divided (bool): whether the weight is in the divisor; else it cancels out, but 0 is 0/0.
     """
 
-    def __init__(self, measures: Any, own_scale: float):
-        self.measures, self.own_scale = measures, own_scale
+    def __init__(self, measures: Any, own_scale: float, *, divided: bool):
+        self.measures, self.own_scale, self.divided = measures, own_scale, divided
 
     def __call__(self, end: End) -> End:
         norm = self.measures.norm(end["gradients"], end["figures"]) / self.own_scale
         if end["divisor"] is not None:
             norm = norm / end["divisor"]
-        if end["counted"] is not None:
-            norm = norm * (end["counted"] / end["counted"])
+        if end["weight"] is not None and not self.divided:
+            norm = norm * (end["weight"] / end["weight"])
         end["norm"] = norm
         end["keep"] = ops.isfinite(norm)
         return end

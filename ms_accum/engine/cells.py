@@ -9,7 +9,7 @@ saves a call (`training/runners.AddAndEnd`). It gives them its `Window` as `grad
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import mindspore as ms
 from mindspore import Tensor, nn, ops
@@ -24,19 +24,16 @@ from ..network.compiled import Compiled, check_compile
 from ..network.kernels import kernels
 from ..network.runtime import tune
 from ..network.state import attached, untracked
-from ..ranks.agreement import agree, facts_of, prepare_on_ranks, take_from_rank_0
+from ..ranks.agreement import begin_together
 from ..ranks.group import Group
 from ..ranks.zero import ZeroOptimizer
 from .config import WindowConfig, resolve
 from .ema import Ema
 from .forward import Forward, check_network
+from .options import checked
 from .window import Window, clear_sums
 
-if TYPE_CHECKING:
-    pass
-
 _NAN = float("nan")
-_Cell = TypeVar("_Cell", bound=Compiled)
 
 
 class TrainForwardBackward(Compiled):
@@ -243,28 +240,13 @@ def _window_of(
     if network is not None:
         check_network(owner, network)
         check_gradient(owner, network, compiles)
-    config = resolve(
-        owner,
-        optimizer,
-        network,
-        weighted=weight_sum is not None,
-        clip_norm=clip_norm,
-        group=group,
-        ema=ema,
-        compiles=compiles,
-        accumulators=grad_sum,
-    )
+    options = checked(owner, {"clip_norm": clip_norm, "group": group, "ema": ema, "compile": compile})
+    config = resolve(owner, optimizer, network, options, weighted=weight_sum is not None, accumulators=grad_sum)
     _check_accumulators(config, grad_sum)
     if network is not None:
         tune(owner, network.get_parameters())
-    group = config.group
-    if group is not None:
-        settings = {"'sens'": sens, "'weight_sum'": "none" if weight_sum is None else "given"}
-        agree(owner, group, {**settings, **config.equal_on_ranks, **facts_of(optimizer, network)})
-        if network is None:
-            take_from_rank_0(optimizer.parameters, group)
-        else:
-            prepare_on_ranks(network, optimizer.parameters, group)
+    facts = {"'sens'": sens, "'weight_sum'": "none" if weight_sum is None else "given", **config.facts}
+    begin_together(owner, config.group, facts, optimizer, network)
     return Window(config, grad_sum, weight_sum)
 
 

@@ -14,12 +14,13 @@ from ..network.kernels import kernels
 from ..network.optimizers import all_parameters, check_optimizer, check_trains
 from ..network.parameters import has_half
 from ..network.state import set_initial_values
-from ..ranks.group import AUTO, Group, group_of
+from ..ranks.group import Group
 from ..ranks.reduction import Summing, summing
 from .ema import Ema
-from .loss_scale import DynamicScale, scale_of
+from .loss_scale import DynamicScale, LossScale, scale_of
 from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of
-from .stages import Stage, UserStage, user_stages
+from .options import Options
+from .stages import UserStage, user_stages
 
 OPTIONAL_PREFIXES = ("loss_scale", "nonfinite", "ema")
 """tuple[str], the prefixes of Parameters that only the training state, or only the resumed run, may have."""
@@ -39,28 +40,62 @@ class WindowConfig:
     """Measure and empty gradients: MindSpore's, or our own."""
     weighted: bool
     """Whether the window's gradient is divided by the sum of the weights."""
+    shares: bool
+    """Whether weights are the micro-batches' shares of the window, which add up to 1."""
+    half: bool
+    """Whether gradients may be float16, of which a loss scale is a sign, too."""
     clip_norm: float | None
     """The maximum norm of the window's gradient."""
     group: Group | None
     """The ranks that train together; None for a single process."""
     summing: Summing
     """When gradients are summed over the ranks, and the shapes of the accumulators."""
-    scale: float
-    """The loss scale, if it is constant."""
-    dynamic: DynamicScale | None
-    """The loss scale, if it is dynamic."""
-    skips: SkipMicro | None
-    """Leaves out micro-batches."""
     policy: str
     """What to do with gradients that are not finite."""
+    scale: LossScale | DynamicScale
+    """The loss scale."""
+    skips: SkipMicro | None
+    """Leaves out micro-batches."""
     ema: Ema | None
     """The average of the weights."""
     stages: tuple[UserStage, ...]
-    """What the user does with the window's gradient."""
-    shares: bool
-    """Whether weights are the micro-batches' shares of the window, which add up to 1."""
-    half: bool
-    """Whether gradients may be float16, of which a loss scale is a sign, too."""
+    """What changes the window's gradient between clipping and the update, in this order."""
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """dict, what takes part in a window, by the name of its option: each has `state`, `changed` and `settings`."""
+        stages = {f"stages.{number}": stage for number, stage in enumerate(self.stages, 1)}
+        named = {"loss_scale": self.scale, "nonfinite": self.skips, "ema": self.ema, **stages}
+        return {name: part for name, part in named.items() if part is not None}
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, the Parameters in a training state, by owner and name."""
+        states = {name: part.state for name, part in self.parts.items()}
+        return {f"{owner}.{name}": parameter for owner, state in states.items() for name, parameter in state.items()}
+
+    @property
+    def changed(self) -> list[Any]:
+        """list[Parameter], those that the end of a window changes or reads, in addition to the optimizer's."""
+        return [parameter for part in self.parts.values() for parameter in part.changed]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, what must be equal in a resumed run and on all ranks; of what is optional only what is given."""
+        policy = {} if self.policy == SKIP_WINDOW else {"nonfinite": self.policy}
+        of_parts = {name: part.settings for name, part in self.parts.items() if part.settings is not None}
+        return {"clip_norm": self.clip_norm, **policy, **of_parts}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """dict, what must be equal on all ranks, in words that follow "all ranks must have the same"."""
+        return {
+            **{f"'{name}'": value for name, value in self.settings.items()},
+            "'compile'": self.compiles,
+            "'sync_every_micro_batch'": self.summing.of_micro_batch is not None,
+            "loss scale": f"{self.scale.number:g}",
+            f"C++ operators ({native.SWITCH}=0 turns them off)": "none" if self.kernels.library is None else "all",
+        }
 
     @property
     def weighs_loss(self) -> bool:
@@ -77,98 +112,20 @@ class WindowConfig:
         return tuple(self.optimizer.parameters)
 
     @property
-    def changing_scale(self) -> Parameter | None:
-        """Optional[Parameter], the dynamic loss scale."""
-        return None if self.dynamic is None else self.dynamic.value
-
-    @property
-    def scales(self) -> bool:
-        """bool, whether there is a loss scale."""
-        return self.scale != 1.0 or self.dynamic is not None
-
-    @property
-    def loss_scale(self) -> float:
-        """float, the current loss scale; 1 if there is none."""
-        return self.scale if self.dynamic is None else float(self.dynamic.value.asnumpy())
-
-    @property
-    def overflows(self) -> int:
-        """int, the windows so far that lowered the loss scale."""
-        return 0 if self.dynamic is None else int(self.dynamic.overflows.asnumpy())
-
-    @property
     def left_out(self) -> int:
         """int, the micro-batches left out so far, on all ranks."""
         return 0 if self.skips is None else int(self.skips.left_out.asnumpy())
-
-    @property
-    def state(self) -> dict[str, Any]:
-        """dict, the Parameters in a training state, by owner and name."""
-        parameters: dict[str, Any] = {}
-        if self.dynamic is not None:
-            parameters |= {f"loss_scale.{name}": parameter for name, parameter in self.dynamic.state.items()}
-        if self.skips is not None:
-            parameters["nonfinite.left_out"] = self.skips.left_out
-        if self.ema is not None:
-            parameters |= {f"ema.{name}": parameter for name, parameter in self.ema.state.items()}
-        for stage in self.stages:
-            parameters |= stage.state
-        return parameters
-
-    @property
-    def changed(self) -> list[Any]:
-        """list[Parameter], those that the end of a window changes or reads, in addition to the optimizer's."""
-        skip_counts = [] if self.skips is None else [self.skips.counts, self.skips.uncounted]
-        of_ema = [] if self.ema is None else [*self.ema.parameters]
-        return [*self.state.values(), *skip_counts, *of_ema]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """dict, the settings that must be equal in a resumed run; of what is optional only what is given."""
-        settings: dict[str, Any] = {"clip_norm": self.clip_norm}
-        if self.scales:
-            settings["loss_scale"] = self.scale if self.dynamic is None else "dynamic"
-        if self.policy != SKIP_WINDOW:
-            settings["nonfinite"] = self.policy
-        if self.ema is not None:
-            settings["ema"] = self.ema.settings
-        if self.stages:
-            settings["stages"] = [stage.name for stage in self.stages]
-        return settings
-
-    @property
-    def equal_on_ranks(self) -> dict[str, Any]:
-        """dict, what must be equal on all ranks, in the words of `ranks.agreement.agree`."""
-        scale, dynamic = f"{self.loss_scale:g}", self.dynamic
-        if dynamic is not None:
-            scale = f"a dynamic one of {scale}, times {dynamic.factor:g} after {dynamic.window} updates"
-        return {
-            "'compile'": self.compiles,
-            "'clip_norm'": self.clip_norm,
-            f"C++ operators ({native.SWITCH}=0 turns them off)": "none" if self.kernels.library is None else "all",
-            "'loss_scale'": scale,
-            "'nonfinite'": self.policy,
-            "'ema'": None if self.ema is None else self.ema.settings,
-            "'stages'": [stage.name for stage in self.stages],
-        }
 
 
 def resolve(
     owner: str,
     optimizer: Any,
-    network: nn.Cell | None = None,
+    network: nn.Cell | None,
+    options: Options,
     *,
     weighted: bool,
-    clip_norm: float | None = None,
-    group: Any = AUTO,
-    sync_every_micro_batch: bool = False,
-    loss_scale: Any = None,
-    nonfinite: Any = SKIP_WINDOW,
-    ema: Ema | None = None,
-    stages: Sequence[Stage] = (),
-    compiles: bool,
-    in_graph: bool = False,
     shares: bool = False,
+    in_graph: bool = False,
     accumulators: Sequence[Parameter] = (),
 ) -> WindowConfig:
     """Check the arguments of a public class, and return what its window works with.
@@ -176,22 +133,21 @@ def resolve(
     Args:
         owner (str): the name used in error messages.
         optimizer (Optimizer): updates the parameters.
-        network (Optional[Cell]): what is differentiated, if it is available. Default: ``None``.
+        network (Optional[Cell]): what is differentiated, if it is available.
+        options (Options): all of them, from `options.checked`.
         weighted (bool): whether the window's gradient is a weighted mean.
-        clip_norm, group, sync_every_micro_batch, loss_scale, nonfinite, ema, stages: as for `GradientAccumulation`.
-        compiles (bool): whether Cells are compiled in PyNative mode, from `check_compile`.
-        in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
         shares (bool): whether weights are the micro-batches' shares of the window. Default: ``False``.
+        in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
         accumulators (Sequence[Parameter]): the accumulators, if the user made them. Default: none.
     """
+    compiles, clip_norm, ema = options["compile"], options["clip_norm"], options["ema"]
+    group: Any = options["group"]
     check_optimizer(owner, optimizer, compiles)
     used = kernels(compiles, accumulators)
     if clip_norm is not None:
         clip_norm = _check.positive_number(owner, "clip_norm", clip_norm)
-    group = group_of(owner, group)
-    scale, dynamic = scale_of(owner, loss_scale, optimizer)
-    policy = policy_of(owner, nonfinite, in_graph=in_graph)
-    skips = SkipMicro() if policy == SKIP_MICRO else None
+    scale = scale_of(owner, options["loss_scale"], optimizer)
+    policy = policy_of(owner, options["nonfinite"], in_graph=in_graph)
     if ema is not None:
         _check.instance(owner, "ema", ema, Ema, "an Ema", "Write Ema(0.999).").begin(optimizer.parameters)
     if network is not None:
@@ -205,15 +161,14 @@ def resolve(
         compiles=compiles,
         kernels=used,
         weighted=weighted,
+        shares=shares,
+        half=scale.is_used or (network is not None and has_half(network)),
         clip_norm=clip_norm,
         group=group,
-        summing=summing(owner, optimizer, group, sync_every_micro_batch, used),
-        scale=scale,
-        dynamic=dynamic,
-        skips=skips,
+        summing=summing(owner, optimizer, group, options["sync_every_micro_batch"], used),
         policy=policy,
+        scale=scale,
+        skips=SkipMicro() if policy == SKIP_MICRO else None,
         ema=ema,
-        stages=user_stages(owner, stages, optimizer, network),
-        shares=shares,
-        half=scale != 1.0 or dynamic is not None or (network is not None and has_half(network)),
+        stages=user_stages(owner, options["stages"], optimizer, network),
     )

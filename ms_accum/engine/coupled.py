@@ -178,42 +178,33 @@ def _in_float32(output: Any) -> Any:
     return tuple([ops.cast(tensor, ms.float32) for tensor in outputs])
 
 
-def objective_of(
-    owner: str,
-    network: nn.Cell,
-    loss_fn: Any,
-    reduction: str,
-    weight: Any,
-    check: str,
-    group: Any,
-    compiles: bool,
-    coefficients: Any = None,
-) -> Objective:
+def objective_of(owner: str, network: nn.Cell, loss_fn: Any, **options: Any) -> Objective:
     """Return the objective of a driver; a `CoupledLoss`, which is computed once per window, needs no weights.
 
     Args:
         owner (str): the name used in error messages.
-        network, loss_fn, reduction, weight, check, group, compiles, coefficients: as for `Objective`.
+        network, loss_fn, options: as for `Objective`.
     """
     if not isinstance(loss_fn, CoupledLoss):
-        return Objective(owner, network, loss_fn, reduction, weight, check, group, compiles, coefficients=coefficients)
-    if coefficients is not None:
-        _check.raise_invalid(ValueError, owner, "coefficients", "None with a CoupledLoss", coefficients)
-    if weight is not None:
+        return Objective(owner, network, loss_fn, **options)
+    if options["coefficients"] is not None:
+        _check.raise_invalid(ValueError, owner, "coefficients", "None with a CoupledLoss", options["coefficients"])
+    if options["weight"] is not None:
         _check.raise_invalid(
             ValueError, owner, "weight", "None with a CoupledLoss, which is for a complete window", "another"
         )
-    if reduction != "mean":
+    if options["reduction"] != "mean":
         remedy = "The loss of a window is computed once, and nothing is divided."
-        _check.raise_invalid(ValueError, owner, "reduction", "'mean' with a CoupledLoss", repr(reduction), remedy)
+        got = repr(options["reduction"])
+        _check.raise_invalid(ValueError, owner, "reduction", "'mean' with a CoupledLoss", got, remedy)
     random = random_layers(network)
     if random:
         rule = "one whose second forward repeats the first with a CoupledLoss"
         remedy = "Call replace_dropout(network) first."
         _check.raise_invalid(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
     if isinstance(runnable(loss_fn.loss_fn), nn.Cell):
-        check_gradient(_OWNER, runnable(loss_fn.loss_fn), compiles, "loss_fn")
-    return Objective(owner, LossOfBatch(network, loss_fn), None, reduction, 1.0, check, group, compiles)
+        check_gradient(_OWNER, runnable(loss_fn.loss_fn), options["compiles"], "loss_fn")
+    return Objective(owner, LossOfBatch(network, loss_fn), None, **{**options, "weight": 1.0})
 
 
 def trained_by_loss(loss_of_batch: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:

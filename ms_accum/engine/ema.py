@@ -142,13 +142,13 @@ class Ema:
         return int(self._updates.asnumpy())
 
     @property
-    def parameters(self) -> tuple:
-        """tuple[Parameter], the Parameters that it changes after a window."""
+    def changed(self) -> tuple:
+        """tuple[Parameter], those that the end of a window changes."""
         return (self._updates, *self.averages)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """dict, the settings that must be equal in a resumed run."""
+        """dict, the settings that must be equal in a resumed run, and on all ranks."""
         return {"decay": self.decay, "warm_up": self.warm_up}
 
     @property

@@ -33,8 +33,8 @@ class Forward(nn.Cell):
         self.has_loss_fn = isinstance(network, WithLoss)
         self.has_terms = isinstance(network, WeighedTerms)
         """bool, whether the loss that is returned is a vector of the loss and its terms."""
-        self.sens = sens * config.scale
-        self.changing = untracked(config.changing_scale)
+        self.sens = sens * config.scale.constant
+        self.changing = untracked(config.scale.value)
         self.parameters = config.parameters
         self.frozen = _frozen(self.parameters)
         self.differentiate = ms.value_and_grad(self.forward, None, config.optimizer.parameters, has_aux=True)

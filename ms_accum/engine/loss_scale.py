@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Callable
 
 import mindspore as ms
@@ -18,8 +20,44 @@ _RULE = "a number, or a loss scaler or a loss scale manager of mindspore.amp"
 
 
 @ms.jit_class
+class LossScale:
+    """A constant loss scale; 1 if there is none.
+
+    Args:
+        constant (float): the factor of the loss. Default: 1.0.
+    """
+
+    value: Parameter | None = None
+    """Optional[Parameter], the scale, if it is dynamic."""
+    state: Mapping[str, Parameter] = MappingProxyType({})
+    """dict, its Parameters in a training state, by name."""
+    changed: Sequence[Parameter] = ()
+    """tuple[Parameter], those that the end of a window changes."""
+    overflows = 0
+    """int, the windows so far that lowered it."""
+
+    def __init__(self, constant: float = 1.0):
+        self.constant = constant
+
+    @property
+    def number(self) -> float:
+        """float, the scale now, on the host."""
+        return self.constant
+
+    @property
+    def is_used(self) -> bool:
+        """bool, whether there is one."""
+        return self.constant != 1.0
+
+    @property
+    def settings(self) -> float | None:
+        """Optional[float], what must be equal in a resumed run, and on all ranks."""
+        return None if self.constant == 1.0 else self.constant
+
+
+@ms.jit_class
 class DynamicScale:
-    """A dynamic loss scale. It is constant inside a window, and may change at its end.
+    """A dynamic loss scale: what `LossScale` is, and a stage of a window's end, where it may change.
 
     An overflow is a gradient that is not finite although the loss of the window is finite. That window is skipped, and
     the scale is divided by `factor`. After `window` updates in a row the scale is multiplied by `factor`. A scale of 1
@@ -32,21 +70,22 @@ class DynamicScale:
         window (int): the number of updates after which the scale grows.
     """
 
+    constant, is_used = 1.0, True
+
     def __init__(self, value: Parameter, good: Parameter, factor: float, window: int):
         self.value, self.good = value, good
         self.factor, self.window = float(factor), int(window)
-        self.overflows = state(f"{unique_name('loss_scale')}.overflows", 0, ms.int32)
+        self.counted = state(f"{unique_name('loss_scale')}.overflows", 0, ms.int32)
         self.optimizer: Callable[[], Any] = lambda: None
         """Callable, a weak reference to the optimizer that uses it."""
 
     def __call__(self, end: Any) -> Any:
         """Change the scale: a stage of a window's end. If the loss is not known, what is not finite is an overflow."""
-        weight, loss, updated = end["weight_sum"], end["loss"], end["keep"]
-        if weight is None:
-            weight = end["counted"]
+        weight, updated, figures = end["weight"], end["keep"], end["figures"]
+        overflow = ops.logical_not(ops.isfinite(end["norm"]))
+        loss = None if figures is None else figures[0]
         if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
             loss = (weight if loss is None else loss) / weight
-        overflow = ops.logical_not(ops.isfinite(end["norm"]))
         if loss is not None:
             overflow = ops.logical_and(overflow, ops.isfinite(loss))
         if end["skip_counts"] is not None:  # left out although their loss was finite
@@ -59,13 +98,33 @@ class DynamicScale:
         resets = ops.logical_or(overflow, good >= self.window)
         ops.assign(self.value, ops.where(ops.logical_and(grows, ops.logical_not(overflow)), grown, value))
         ops.assign(self.good, ops.where(resets, ops.zeros_like(good), good))
-        ops.assign_add(self.overflows, ops.cast(overflow, ms.int32))
+        ops.assign_add(self.counted, ops.cast(overflow, ms.int32))
         return end
+
+    @property
+    def number(self) -> float:
+        """float, the scale now, on the host."""
+        return float(self.value.asnumpy())
+
+    @property
+    def overflows(self) -> int:
+        """int, the windows so far that lowered it."""
+        return int(self.counted.asnumpy())
 
     @property
     def state(self) -> dict[str, Parameter]:
         """dict, its Parameters in a training state, by name."""
-        return {"value": self.value, "good": self.good, "overflows": self.overflows}
+        return {"value": self.value, "good": self.good, "overflows": self.counted}
+
+    @property
+    def changed(self) -> Sequence[Parameter]:
+        """tuple[Parameter], those that the end of a window changes."""
+        return tuple(self.state.values())
+
+    @property
+    def settings(self) -> str:
+        """str, what must be equal in a resumed run, and on all ranks."""
+        return f"dynamic, times {self.factor:g} after {self.window} updates"
 
 
 def own_scale(optimizer: Any) -> float:
@@ -73,8 +132,8 @@ def own_scale(optimizer: Any) -> float:
     return float(getattr(optimizer, "loss_scale", 1.0))
 
 
-def scale_of(owner: str, loss_scale: Any, optimizer: Any) -> tuple[float, DynamicScale | None]:
-    """Return the loss scale for the user's argument: the constant, 1 if there is none, and the dynamic scale, or None.
+def scale_of(owner: str, loss_scale: Any, optimizer: Any) -> LossScale | DynamicScale:
+    """Return the loss scale for the user's argument.
 
     Args:
         owner (str): the name used in error messages.
@@ -86,15 +145,15 @@ def scale_of(owner: str, loss_scale: Any, optimizer: Any) -> tuple[float, Dynami
         ValueError: If it is out of range, or the optimizer has its own loss scale.
     """
     if loss_scale is None:
-        return 1.0, None
+        return LossScale()
     optimizer_scale = own_scale(optimizer)
     if optimizer_scale != 1.0:
         rule = f"None for an optimizer with loss_scale={optimizer_scale:g}"
         remedy = "It divides by that scale itself: give the loss scale to one of the two only."
         _check.raise_invalid(ValueError, owner, "loss_scale", rule, loss_scale, remedy)
     if isinstance(loss_scale, _DYNAMIC):
-        return 1.0, _shared_scale(owner, loss_scale, optimizer)
-    return _check.positive_number(owner, "loss_scale", _number(owner, loss_scale)), None
+        return _shared_scale(owner, loss_scale, optimizer)
+    return LossScale(_check.positive_number(owner, "loss_scale", _number(owner, loss_scale)))
 
 
 def _number(owner: str, loss_scale: Any) -> Any:

@@ -66,9 +66,17 @@ class SkipMicro:
         """Count a micro-batch that is not run because it does not count, on the host."""
         ops.assign(self.counts, self.counts + Tensor([1.0, 0.0], ms.float32))
 
+    settings = SKIP_MICRO
+    """str, what must be equal in a resumed run, and on all ranks."""
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """dict, its Parameters in a training state, by name."""
+        return {"left_out": self.left_out}
+
     @property
     def changed(self) -> tuple:
-        """tuple[Parameter], those that a micro-batch changes."""
+        """tuple[Parameter], those that a micro-batch and the end of a window change."""
         return self.counts, self.left_out, self.uncounted
 
     def sent(self) -> Any:
@@ -103,8 +111,8 @@ class LeftOut:
             end["skip_counts"] = self.skips.count_other_ranks(end["skip_counts"])
             # Without a use of its result MindSpore leaves the call out.
             end["gradients"] = ops.depend(end["gradients"], end["skip_counts"])
-        if end["weight_sum"] is None:
-            end["counted"] = end["skip_counts"][0]
+        if end["weight"] is None:
+            end["weight"] = end["skip_counts"][0]
         return end
 
 

@@ -46,8 +46,12 @@ class UserStage:
         found = {"windows_skipped": self.skipped, **dict(_parameters(getattr(stage, "__self__", stage), set()))}
         self.touched = tuple(found.values())
         own = {name: parameter for name, parameter in found.items() if id(parameter) not in known}
-        self.state = {f"stages.{number}.{name}": parameter for name, parameter in own.items()}
+        self.state = own
         """dict[str, Parameter], its own Parameters in a training state, by name."""
+        self.changed = tuple(own.values())
+        """tuple[Parameter], those that the end of a window changes."""
+        self.settings = self.name
+        """str, what must be equal in a resumed run, and on all ranks."""
         for name, parameter in own.items():
             if parameter.name == "Parameter" or parameter.name in known.values():  # a graph can't have two of one name
                 parameter.name = f"{unique_name('stage')}.{name}"

@@ -104,7 +104,7 @@ class Window:
 
     def close_at_once(self, gradients: Any, weight: Any = None, figures: Any = None) -> Any:
         """End a window of one micro-batch, which has no accumulators. Its weight cancels out, unless it is 0."""
-        return self.boundary(gradients, None, figures, weight)
+        return self.boundary(gradients, weight, figures)
 
     def clear(self) -> Any:
         """Set the sums to zero; let something depend on what it returns."""

@@ -9,6 +9,7 @@ from mindspore import Tensor, nn
 
 from .. import _check
 from ..layers.batch_norm import warn_about_batch_norm
+from ..ranks.agreement import name_of
 from ..ranks.group import Group
 from .additivity import AdditivityCheck, numbers_rows
 from .columns import ColumnsCheck, amount_of
@@ -32,9 +33,9 @@ class Objective:
 
     Args:
         owner (str): the name used in error messages.
-        network (Cell), loss_fn, reduction, weight, check, group: as for `GradientAccumulation`.
+        network (Cell), loss_fn, reduction, weight, coefficients, check: as for `GradientAccumulation`.
+        group (Optional[Group]): the ranks.
         compiles (bool): whether the forward is compiled in PyNative mode.
-        coefficients: as for `GradientAccumulation`. Default: ``None``.
     """
 
     def __init__(
@@ -42,14 +43,15 @@ class Objective:
         owner: str,
         network: nn.Cell,
         loss_fn: Callable | None,
+        *,
         reduction: str,
         weight: Any,
+        coefficients: Any,
         check: str,
-        group: Group | None,
+        group: Any,
         compiles: bool,
-        coefficients: Any = None,
     ):
-        self._owner = owner
+        self._owner, self._given_weight = owner, weight
         self._data = _check.TRAIN if owner == "GradientAccumulation" else _check.Argument(owner, _check.TRAIN.name)
         if isinstance(loss_fn, type):
             _check.raise_class(owner, "loss_fn", "an object", loss_fn)
@@ -79,6 +81,19 @@ class Objective:
             forward = network if loss_fn is None else WithLoss(network, loss_fn)
             weigh: Any = self.weight.of
             self._additivity = AdditivityCheck(owner, forward, weigh)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """dict, the settings that must be equal in a resumed run, and on all ranks."""
+        return {"reduction": self.reduction, **({} if self.terms is None else {"terms": list(self.terms.names)})}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """dict, what else must be equal on all ranks, in words that follow "all ranks must have the same"."""
+        weight = self._given_weight
+        shown = weight if isinstance(weight, (int, float)) else name_of(weight)
+        of_terms = {} if self.terms is None else self.terms.facts
+        return {"'loss_fn'": name_of(self.loss_fn), "'weight'": shown, **of_terms}
 
     def _terms(self, weight: Any, coefficients: Any, group: Group | None) -> Terms | None:
         """Return the terms of the loss; None if it is one."""

@@ -131,7 +131,7 @@ class Terms:
     def facts(self) -> dict[str, Any]:
         """dict, what must be equal on all ranks."""
         coefficients = [value if isinstance(value, float) else "a function" for value in self._coefficients]
-        return {"terms of 'weight'": list(self.names), "'coefficients'": coefficients}
+        return {"'coefficients'": coefficients}
 
     def coefficients(self, updates: int) -> np.ndarray:
         """Return the coefficients after this number of updates."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Parameter, nn
 from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 from mindspore.experimental.optim.lr_scheduler import ExponentialLR, StepLR
 
@@ -30,11 +30,6 @@ _NOT_ON_CPU = {
 }
 _NOT_IN_PYNATIVE = ("mindspore.mint.optim.sgd", "mindspore.mint.optim.adam")
 
-# Attributes that are no settings: the values an optimizer was made with may have changed since, and a rank's number
-# may differ.
-_NO_SETTING = {*vars(nn.Cell()), "cell_type"}
-_NO_SETTING_BEGINS = ("_", "init_")
-_RANK = "rank"
 _LONGEST_ARRAY = 64
 
 
@@ -239,46 +234,6 @@ def parameters_in(value: Any) -> Iterator[Parameter]:
             yield from parameters_in(item)
     elif hasattr(value, "last_epoch"):  # a scheduler, which is not a Cell
         yield from parameters_in({name: item for name, item in vars(value).items() if name != "optimizer"})
-
-
-def hyper_parameters(optimizer: Any, scheduler: Any = None) -> dict[str, str]:
-    """Return the optimizer's settings, with those of its schedules and its scheduler, by name, as texts."""
-    inner = inner_of(optimizer)
-    settings: dict[str, str] = {}
-    cells = inner.cells_and_names() if isinstance(inner, nn.Cell) else [("", inner)]
-    for path, cell in cells:
-        attributes = {name: value for name, value in vars(cell).items() if name not in _NO_SETTING}
-        settings |= _setting_texts(attributes, f"{path}." if path else "")
-    if scheduler is not None:
-        attributes = {name: value for name, value in vars(scheduler).items() if name != "optimizer"}
-        settings |= {"scheduler": type(scheduler).__name__, **_setting_texts(attributes, "scheduler.")}
-    return settings
-
-
-def _setting_texts(attributes: Mapping[str, Any], prefix: str) -> dict[str, str]:
-    """Return the values that are numbers, words, or containers of these, as texts."""
-    named = {prefix + name: value for name, value in attributes.items() if not name.startswith(_NO_SETTING_BEGINS)}
-    texts = {name: _text(value) for name, value in named.items() if _RANK not in name}
-    return {name: text for name, text in texts.items() if text is not None}
-
-
-def _text(value: Any) -> str | None:
-    """Return a value as text; None if it is not a setting, such as an operator or a Parameter."""
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return str(value)
-    if isinstance(value, (Parameter, nn.Cell)):
-        return None
-    if isinstance(value, Tensor):
-        return _array_text(as_array(value))
-    if isinstance(value, (np.ndarray, np.generic)):
-        return _array_text(np.asarray(value))
-    if isinstance(value, Mapping):
-        texts = [f"{name}: {text}" for name, item in value.items() if (text := _text(item)) is not None]
-        return f"{{{', '.join(texts)}}}" if texts else None
-    if isinstance(value, (list, tuple)):
-        texts = [text for text in map(_text, value) if text is not None]
-        return f"[{', '.join(texts)}]" if texts else None
-    return None
 
 
 def _array_text(array: np.ndarray) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from ..network.generators import offset_seeds_by_rank
-from ..network.optimizers import hyper_parameters, is_sharded, kind_of, rates_of
+from ..network.optimizers import is_sharded, kind_of, rates_of
 from ..network.parameters import as_array, digest_of, excluding
 from .group import Group, broadcast, gather, gather_arrays, gather_numbers
 
@@ -26,19 +26,16 @@ _MAX_LENGTH = 80  # of a value in a message
 _TOLERANCE = 1e-5
 _TOLERANCE_16_BITS = 1e-2
 _NONE = "none"
-_OF_OPTIMIZER = "Set it alike on all ranks; what may differ needs a name that begins with '_'."
 
 
-def agree(
-    owner: str, group: Group | None, facts: Mapping[str, Any], remedies: Mapping[str, str] = MappingProxyType({})
-) -> None:
+def agree(owner: str, group: Group | None, facts: Mapping[str, Any], remedy: str = "") -> None:
     """Raise an error on all ranks if they differ in one of the facts; it names the first one.
 
     Args:
         owner (str): what the ranks are about to do; the name used in the error message.
         group (Optional[Group]): the ranks.
         facts (Mapping): the facts by name, in words that follow "all ranks must have the same".
-        remedies (Mapping): sentences for the error message, by the name of a fact. Default: none.
+        remedy (str): a sentence for the error message. Default: none.
     """
     if group is None:
         return
@@ -51,7 +48,6 @@ def agree(
         values = list(owners)
     else:
         name, values = next(_different(gathered))
-    remedy = remedies.get(name, _OF_OPTIMIZER if name.endswith("' of the optimizer") else "")
     message = f"For '{owner}', all ranks must have the same {name}, but got {_by_rank(values)}. {remedy}"
     raise RuntimeError(message.rstrip())
 
@@ -125,15 +121,14 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def facts_of(optimizer: Any, network: nn.Cell | None = None, scheduler: Any = None) -> dict[str, Any]:
-    """Return the facts about an optimizer and the Parameters: their names, shapes and types in their order."""
+def facts_of(optimizer: Any, network: nn.Cell | None = None) -> dict[str, Any]:
+    """Return the facts about an optimizer and the Parameters: rates, and names, shapes and types in their order."""
     facts: dict[str, Any] = {"optimizer": kind_of(optimizer), "sharding": is_sharded(optimizer)}
     facts |= _layout("parameter {} of the optimizer", optimizer.parameters)
     if network is not None:
         untrained = excluding(network.get_parameters(), optimizer.parameters)
         facts |= {"network": type(network).__name__, **_layout("untrained Parameter {} of the network", untrained)}
-    settings = {f"'{name}' of the optimizer": text for name, text in hyper_parameters(optimizer, scheduler).items()}
-    return {**facts, **rate_facts(optimizer), **settings}
+    return {**facts, **rate_facts(optimizer)}
 
 
 def name_of(value: Any) -> str:
@@ -163,18 +158,17 @@ def take_from_rank_0(parameters: Iterable[Parameter], group: Group | None) -> No
     broadcast(parameters)
 
 
-def agree_and_broadcast(
-    owner: str, group: Group | None, facts: Mapping[str, Any], optimizer: Any, network: nn.Cell
+def begin_together(
+    owner: str, group: Group | None, facts: Mapping[str, Any], optimizer: Any, network: nn.Cell | None
 ) -> None:
-    """Begin with equal facts, and with rank 0's Parameters; each rank then draws different random numbers."""
-    if group is not None:
-        agree(owner, group, facts)
-        take_from_rank_0(optimizer.parameters, group)
-        prepare_on_ranks(network, optimizer.parameters, group)
+    """Begin with equal facts, also about the optimizer and the network, and with rank 0's Parameters.
 
-
-def prepare_on_ranks(network: nn.Cell, trained: Iterable[Parameter], group: Group | None) -> None:
-    """Set the network's untrained Parameters to rank 0's values, and make each rank draw different random numbers."""
-    if group is not None:
-        take_from_rank_0(excluding(network.get_parameters(), trained), group)
+    Each rank then draws different random numbers.
+    """
+    if group is None:
+        return
+    agree(owner, group, {**facts, **facts_of(optimizer, network)})
+    take_from_rank_0(optimizer.parameters, group)
+    if network is not None:
+        take_from_rank_0(excluding(network.get_parameters(), optimizer.parameters), group)
         offset_seeds_by_rank([network], group.rank)

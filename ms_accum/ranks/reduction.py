@@ -176,17 +176,17 @@ class SumOverRanks:
         self.sums = sums
 
     def __call__(self, end: Any) -> Any:
-        zero = Tensor(0.0, ms.float32)
-        weight_sum, figures, counts = end["weight_sum"], end["figures"], end["skip_counts"]
-        others: Any = (zero if weight_sum is None else weight_sum, zero if figures is None else figures)
+        weight, figures, counts = end["weight"], end["figures"], end["skip_counts"]
+        others: Any = (
+            Tensor(0.0, ms.float32) if weight is None else weight,
+            Tensor([0.0], ms.float32) if figures is None else figures,
+        )
         others = others if counts is None else (*others, counts)
         gradients, others = self.sums(end["gradients"], others)
         end["gradients"] = gradients
         end["figures"] = others[1]
-        if weight_sum is not None:
-            end["weight_sum"] = others[0]
-        if end["loss"] is not None:
-            end["loss"] = others[1][0]
+        if weight is not None:
+            end["weight"] = others[0]
         if counts is not None:
             end["skip_counts"] = others[2]
         return end

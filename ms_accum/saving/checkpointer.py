@@ -422,8 +422,7 @@ def find_together(
         CheckpointError: If this rank can't read it, or it belongs to a run with other settings.
         RuntimeError: If another rank has another state, or can't read it.
     """
-    name = "state to resume from"
-    remedy = {name: "Give all ranks access to the files of rank 0."}
+    name, remedy = "state to resume from", "Give all ranks access to the files of rank 0."
     try:
         found_state = states.find(config)
     except CheckpointError as error:

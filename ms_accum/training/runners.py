@@ -48,7 +48,7 @@ class ByCalls:
         self._forward_backward = TrainForwardBackward(network, optimizer, window, own_scale(optimizer))
         self.optim, self._clear = TrainOptim(optimizer, window), TrainClear(window)
         self._add_and_end: AddAndEnd | None = None
-        if config.group is None and config.dynamic is None:
+        if config.group is None and config.scale.value is None:
             self._add_and_end = AddAndEnd(network, window, self.optim)
         self._add_zeros = None if window.sum_over_ranks is None else _AddZeros(window)
         self._ended: tuple | None = None
@@ -89,7 +89,7 @@ class ByCalls:
             ended, self._ended = self._ended, None
             return ended
         config = self.window.config
-        return self.optim(figures()) if config.group or config.dynamic else (*self.optim(), None)
+        return self.optim(figures()) if config.group or config.scale.value is not None else (*self.optim(), None)
 
     def clear(self) -> None:
         """Discard what has been added."""
@@ -305,7 +305,7 @@ class Loop(Compiled):
 
 def loops(network: nn.Cell, config: WindowConfig, columns: Sequence[Tensor]) -> bool:
     """Return whether windows of a network are run in loops: where this has been measured, and was faster."""
-    if config.group is not None or config.dynamic is not None or not in_graphs(config.compiles):
+    if config.group is not None or config.scale.value is not None or not in_graphs(config.compiles):
         return False
     parameters = sum(parameter.nbytes for parameter in config.parameters)
     is_bfloat16 = any(column.dtype == ms.bfloat16 for column in columns)
@@ -360,7 +360,7 @@ class _UpdateAtOnce(Compiled):
         self.loss_and_gradients = Forward(network, config, own_scale(config.optimizer))
         self.window = Window(config, None)
         self.before_compiling = self.window.boundary.find_touched
-        self.scaled = config.dynamic is not None
+        self.scaled = config.scale.value is not None
         self.through_branch = branch(self.compiles)
 
     def construct(self, *inputs: Any) -> Any:

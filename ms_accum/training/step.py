@@ -13,16 +13,20 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from .. import _check
-from ..engine.config import WindowConfig
+from ..engine.config import resolve
 from ..engine.coupled import LossOfBatch, SumOfProducts, trained_by_loss
 from ..engine.ema import check_not_applied
-from ..engine.nonfinite import RAISE
+from ..engine.forward import check_network
+from ..engine.nonfinite import RAISE, SKIP_MICRO
+from ..engine.options import Options
 from ..engine.window import new_window
 from ..loss.objective import Objective
-from ..network.optimizers import LearningRate, inner_of, is_sharded, warn_if_no_gradient
+from ..network.optimizers import LearningRate, check_scheduler, inner_of, is_sharded, kind_of, warn_if_no_gradient
 from ..network.out_of_memory import memory_advice
+from ..network.runtime import tune
 from ..network.state import unique_name
 from ..network.undo import Undo
+from ..ranks.agreement import begin_together, name_of
 from ..ranks.group import is_first
 from .coupled_window import Coupled
 from .runners import AtOnce, ByCalls, ByLoops, loops
@@ -59,13 +63,42 @@ class Step:
     """Runs windows, and counts them.
 
     Args:
+        owner (str): the name used in error messages.
         objective (Objective): the loss and its weights.
-        config (WindowConfig): what a window works with.
+        optimizer (Optimizer): updates the parameters.
+        options (Options): all of them, from `options.checked`.
+        settings (dict): more settings that must be equal in a resumed run, and on all ranks.
         scheduler (Optional[LRScheduler]): sets the learning rate after each update. Default: ``None``.
     """
 
-    def __init__(self, objective: Objective, config: WindowConfig, *, scheduler: Any = None):
-        self.objective, self.config, self.optimizer = objective, config, config.optimizer
+    def __init__(
+        self,
+        owner: str,
+        objective: Objective,
+        optimizer: Any,
+        options: Options,
+        settings: Mapping[str, Any],
+        scheduler: Any = None,
+    ):
+        check_network(owner, objective.forward)
+        config = resolve(
+            owner,
+            optimizer,
+            objective.forward,
+            options,
+            # Otherwise the shares add up to 1, and nothing divides.
+            weighted=options["nonfinite"] == SKIP_MICRO and objective.weight.weighs,
+            shares=True,
+        )
+        tune(owner, objective.forward.get_parameters())
+        check_scheduler(owner, scheduler, optimizer)
+        settings = {**objective.settings, **settings}
+        facts = {**{f"'{name}'": value for name, value in settings.items()}, **objective.facts, **config.facts}
+        facts["'scheduler'"] = name_of(scheduler)
+        begin_together(owner, config.group, facts, optimizer, objective.forward)
+        self.settings = {**settings, **config.settings, "optimizer": kind_of(optimizer)}
+        """dict, what must be equal in a resumed run."""
+        self.objective, self.config, self.optimizer = objective, config, optimizer
         self.scheduler, self.group = scheduler, config.group
         self.updates = 0
         """int, the number of updates so far."""
@@ -114,7 +147,7 @@ class Step:
         self._undo = self._new_undo()  # layers may have been frozen until now
         self._size = size
         self.skipped_in_a_row = 0
-        self._overflows = self.config.overflows
+        self._overflows = self.config.scale.overflows
         self._steps_before = self._optimizer_steps() - self.updates
 
     def _optimizer_steps(self) -> float:
@@ -162,7 +195,7 @@ class Step:
                 warn_if_no_gradient(self.config.owner, norm)
             if self.scheduler is not None:
                 self.scheduler.step()
-        overflows_before, self._overflows = self._overflows, self.config.overflows
+        overflows_before, self._overflows = self._overflows, self.config.scale.overflows
         overflow = self._overflows > overflows_before
         self.can_save = self.group is None or not is_sharded(self.optimizer)
         return Ended(updated, loss, lr, norm, window.samples, overflow, bad, terms)
@@ -251,7 +284,7 @@ class Step:
 
     def load(self, counters: Mapping[str, Any]) -> None:
         """Continue from saved counters."""
-        self._overflows = self.config.overflows
+        self._overflows = self.config.scale.overflows
         self.updates = counters["updates"]
         self._steps_before = self._optimizer_steps() - self.updates
         self.skipped = counters["skipped"]

@@ -204,7 +204,7 @@ def test_resume_with_allowed_change_starts_new_scale(tmp_path):
 @pytest.mark.host
 def test_scales_have_unique_parameter_names():
     made = [Trained("driver", Half(), loss_scale=amp.DynamicLossScaler(64.0, 2, 50)) for _ in range(2)]
-    names = [run.system._step.config.dynamic.value.name for run in made]
+    names = [run.system._step.config.scale.value.name for run in made]
     assert len(set(names)) == 2
 
 

@@ -11,7 +11,7 @@ from mindspore.experimental import optim
 import ranks as program
 import ranks_agreement
 from ms_accum import Group, ZeroOptimizer, total
-from ms_accum.network.optimizers import hyper_parameters, rates_of
+from ms_accum.network.optimizers import rates_of
 from ms_accum.ranks import agreement
 from ms_accum.ranks import group as collectives
 from ms_accum.ranks.zero import ELEMENTWISE
@@ -26,7 +26,6 @@ ERRORS = {
     "ema": f"For {DRIVER}, {SAME} 'ema', but got {{'decay': 0.9, 'warm_up': 0}} on rank 0, None on rank 1",
     "rate": f"For {DRIVER}, {SAME} 'learning_rate' of the optimizer, but got 0.1 on rank 0, 0.2 on rank 1",
     "rates": f"For {DRIVER}, {SAME} 'learning_rate' of the optimizer, but got [0.1, 0.1] on rank 0, [0.2, 0.2] on",
-    "schedule": f"For {DRIVER}, {SAME} 'learning_rate.decay_rate' of the optimizer, but got 0.9 on rank 0, 0.8 on",
     "order": f"For {DRIVER}, {SAME} parameter 0 of the optimizer, but got '1.weight' (5, 6) Float32 on rank 0,",
     "loss": f"For {DRIVER}, {SAME} 'loss_fn', but got SoftmaxCrossEntropyWithLogits on rank 0, CrossEntropyLoss on",
     "frozen": f"For {DRIVER}, {SAME} untrained Parameter 0 of the network, but got '4.weight' (4, 10) Float32 on rank",
@@ -298,11 +297,9 @@ class Counting(nn.Momentum):
 
 
 @pytest.mark.host
-def test_optimizer_settings_are_read_without_running_it():
+def test_rates_are_read_without_running_the_optimizer():
     parameters = program.network_of().trainable_params()
     optimizer = Counting(parameters, nn.CosineDecayLR(0.1, 0.5, 7), 0.9)
-    settings = hyper_parameters(optimizer)
-    assert settings["learning_rate.decay_steps"] == "7" and "init_learning_rate" not in settings
     assert rates_of(optimizer) == {"'momentum'": "0.9", "'global_step'": "0"}
     groups = [{"params": parameters[:1], "lr": 0.2}, {"params": parameters[1:]}]
     assert {**rates_of(nn.SGD(groups, 0.1))} == {
@@ -312,7 +309,6 @@ def test_optimizer_settings_are_read_without_running_it():
         "'global_step'": "0",
     }
     assert rates_of(optim.SGD(parameters, 0.3))["'learning_rate_group_0'"] == "0.3"
-    assert hyper_parameters(optim.Adam(parameters, betas=(0.5, 0.75)))["param_groups"].count("[0.5, 0.75]") == 1
 
 
 @pytest.mark.host
