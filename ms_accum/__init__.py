@@ -15,15 +15,12 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .engine.cells import TrainClear as TrainClear
     from .engine.cells import TrainForwardBackward as TrainForwardBackward
     from .engine.cells import TrainOptim as TrainOptim
-    from .engine.coupled import CoupledLoss as CoupledLoss
+    from .engine.config import Options as Options
     from .engine.ema import Ema as Ema
-    from .engine.ends import split_batch as split_batch
-    from .engine.ends import updates_per_epoch as updates_per_epoch
-    from .engine.options import Options as Options
-    from .layers.batch_norm import batch_to_group_norm as batch_to_group_norm
-    from .layers.batch_norm import freeze_batch_norm as freeze_batch_norm
-    from .layers.dropout import CountedDropout as CountedDropout
-    from .layers.dropout import replace_dropout as replace_dropout
+    from .layers import CountedDropout as CountedDropout
+    from .layers import batch_to_group_norm as batch_to_group_norm
+    from .layers import freeze_batch_norm as freeze_batch_norm
+    from .layers import replace_dropout as replace_dropout
     from .loss.terms import Terms as Terms
     from .micro_batch_size import MicroBatch as MicroBatch
     from .micro_batch_size import find_micro_batch_size as find_micro_batch_size
@@ -39,10 +36,13 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .saving.model_file import CheckpointError as CheckpointError
     from .schedules import ramp_up as ramp_up
     from .schedules import scale_learning_rate as scale_learning_rate
+    from .training.callbacks import UpdateRecord as UpdateRecord
+    from .training.coupled import CoupledLoss as CoupledLoss
     from .training.evaluation import evaluate as evaluate
     from .training.loop import ResumableLoop as ResumableLoop
     from .training.loop import SaveStates as SaveStates
-    from .training.record import UpdateRecord as UpdateRecord
+    from .training.windows import split_batch as split_batch
+    from .training.windows import updates_per_epoch as updates_per_epoch
     from .verification import Verification as Verification
     from .verification import verify as verify
 
@@ -53,14 +53,14 @@ _MODULES = {
     "Accumulator": "accumulator",
     "CheckpointError": "saving.model_file",
     "Checkpointer": "saving.checkpointer",
-    "CountedDropout": "layers.dropout",
-    "CoupledLoss": "engine.coupled",
+    "CountedDropout": "layers",
+    "CoupledLoss": "training.coupled",
     "Ema": "engine.ema",
     "FlushTail": "model_step",
     "GradientAccumulation": "driver",
     "Group": "ranks.group",
     "MicroBatch": "micro_batch_size",
-    "Options": "engine.options",
+    "Options": "engine.config",
     "ResumableLoop": "training.loop",
     "SaveStates": "training.loop",
     "Stopped": "saving.checkpointer",
@@ -68,21 +68,21 @@ _MODULES = {
     "TrainClear": "engine.cells",
     "TrainForwardBackward": "engine.cells",
     "TrainOptim": "engine.cells",
-    "UpdateRecord": "training.record",
+    "UpdateRecord": "training.callbacks",
     "Verification": "verification",
     "ZeroOptimizer": "ranks.zero",
-    "batch_to_group_norm": "layers.batch_norm",
+    "batch_to_group_norm": "layers",
     "evaluate": "training.evaluation",
     "find_micro_batch_size": "micro_batch_size",
-    "freeze_batch_norm": "layers.batch_norm",
+    "freeze_batch_norm": "layers",
     "own_group": "ranks.group",
     "ramp_up": "schedules",
-    "replace_dropout": "layers.dropout",
+    "replace_dropout": "layers",
     "scale_learning_rate": "schedules",
-    "split_batch": "engine.ends",
+    "split_batch": "training.windows",
     "total": "ranks.group",
     "tune_cpu": "network.runtime",
-    "updates_per_epoch": "engine.ends",
+    "updates_per_epoch": "training.windows",
     "verify": "verification",
 }
 __all__ = list(_MODULES)

@@ -10,23 +10,20 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from . import _check
-from .engine.config import resolve
+from .engine.config import OptionsButClip, checked, resolve, with_options
 from .engine.ema import check_not_applied
-from .engine.ends import is_full, sizes_of
-from .engine.options import OptionsButClip, checked, with_options
 from .engine.window import Window, new_window
-from .layers.batch_norm import warn_about_batch_norm
+from .layers import warn_about_batch_norm
 from .loss.known_losses import REDUCTIONS
 from .network import tree
-from .network.branch import branch
-from .network.calls import call
-from .network.compiled import Compiled
+from .network.compiled import Compiled, branch, call
 from .network.optimizers import kind_of, warn_if_no_gradient
+from .network.parameters import state, unique_name
 from .network.runtime import tune
-from .network.state import state, unique_name
 from .ranks.agreement import begin_together, check_drift
 from .ranks.group import gather_numbers
 from .ranks.zero import ZeroOptimizer
+from .training.windows import is_full, sizes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

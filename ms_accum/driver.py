@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any, Callable
 from mindspore import Tensor, nn
 
 from . import _check
-from .engine.coupled import objective_of
+from .engine.config import Options, checked, with_options
 from .engine.ema import Ema, check_not_applied
-from .engine.ends import TAILS, Sizes, planned, sizes_of, warn_if_never_full
-from .engine.options import Options, checked, with_options
 from .network.optimizers import warn_if_rate_vanishes
 from .ranks.agreement import agree
 from .ranks.group import is_first, total
@@ -19,13 +17,14 @@ from .ranks.zero import ZeroOptimizer
 from .saving.checkpointer import Checkpointer
 from .saving.files import absolute
 from .saving.model_file import check_path
-from .training.callbacks import callbacks_of
+from .training.callbacks import callbacks_of, is_not_finite, raise_not_finite
+from .training.coupled import objective_of
 from .training.data import Data
 from .training.evaluation import evaluation_of
 from .training.progress import progress
-from .training.record import is_not_finite, raise_not_finite
 from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of
 from .training.step import Step
+from .training.windows import TAILS, Sizes, planned, sizes_of, warn_if_never_full
 
 if TYPE_CHECKING:
     from mindspore.dataset import Dataset

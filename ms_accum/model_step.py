@@ -13,21 +13,20 @@ from mindspore import Tensor, nn
 from mindspore.train import Callback, RunContext
 
 from . import _check
+from .engine.config import Options, checked, with_options
 from .engine.ema import Ema, averaged, check_not_applied
-from .engine.ends import is_full, sizes_of
-from .engine.options import Options, checked, with_options
 from .loss.known_losses import runnable
 from .loss.objective import Objective
 from .loss.terms import terms_of, weighed
-from .network.calls import call
-from .network.compiled import Compiled
+from .network.compiled import Compiled, call
 from .network.parameters import copied
 from .network.training_mode import training_mode
 from .ranks.agreement import agree, check_drift, rate_facts
 from .ranks.group import total
 from .ranks.zero import ZeroOptimizer
-from .training.record import SKIPPED_IN_A_ROW, is_not_finite
+from .training.callbacks import SKIPPED_IN_A_ROW, is_not_finite
 from .training.step import Ended, Step, never
+from .training.windows import is_full, sizes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

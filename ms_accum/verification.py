@@ -16,14 +16,13 @@ from mindspore import Tensor, nn
 
 from . import _check
 from .driver import GradientAccumulation
-from .engine.coupled import CoupledLoss
-from .layers.batch_norm import takes_statistics
-from .layers.dropout import CountedDropout
+from .layers import CountedDropout, takes_statistics
 from .loss.known_losses import loss_reduction
 from .network.compiled import in_graphs
 from .network.generators import random_layers
 from .network.parameters import as_array, copies_of, restore
 from .network.training_mode import training_mode
+from .training.coupled import CoupledLoss
 
 _OWNER = "verify"
 _SHOWN = 8

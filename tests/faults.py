@@ -59,10 +59,10 @@ FAULTS = {
     ),
     # Where a window ends
     "one late": Fault(
-        "engine/ends.py", "return micro_batches >= window", "return micro_batches > window", programs("driver")
+        "training/windows.py", "return micro_batches >= window", "return micro_batches > window", programs("driver")
     ),
     "one early": Fault(
-        "engine/ends.py",
+        "training/windows.py",
         "return micro_batches >= window",
         "return micro_batches >= window - (window > 2)",
         programs("driver"),
@@ -74,7 +74,7 @@ FAULTS = {
         programs("driver"),
     ),
     "sizes by update begin one late": Fault(
-        "engine/ends.py", "if first <= update][-1]", "if first < update or not first][-1]", programs("driver")
+        "training/windows.py", "if first <= update][-1]", "if first < update or not first][-1]", programs("driver")
     ),
     "sizes by update begin one late in a graph": Fault(
         "accumulator.py",
@@ -184,7 +184,7 @@ FAULTS = {
         "test_driver.py::test_interrupted_micro_batch_leaves_no_state[eager-ValueError]",
     ),
     "gradients in another order": Fault(
-        "engine/forward.py",
+        "engine/cells.py",
         "None, config.optimizer.parameters,",
         "None, tuple(reversed(config.optimizer.parameters)),",
         "engine/test_cells.py::test_gradients_match_parameters_of_reordered_groups[window_by_cells]",
@@ -200,7 +200,7 @@ FAULTS = {
         "engine/test_nonfinite.py::test_micro_batch_of_weight_0_is_not_left_out[eager]",
     ),
     "ten in a row do not end the run": Fault(
-        "training/record.py",
+        "training/callbacks.py",
         ">= SKIPPED_IN_A_ROW",
         "> SKIPPED_IN_A_ROW",
         "engine/test_loss_scale.py::test_overflows_do_not_end_run_and_are_counted_separately[eager]",
@@ -378,19 +378,19 @@ FAULTS = {
         "saving/test_states.py::test_what_was_just_saved_is_never_removed[eager-emptied-1]",
     ),
     "a damaged state is read": Fault(
-        "saving/arrays.py",
+        "saving/training_state.py",
         "if digest != digest_of(arrays, text):",
         "if False:",
         "saving/test_states.py::test_400_flipped_bits_are_rejected[eager]",
     ),
     "a state is not read back": Fault(
-        "saving/arrays.py",
+        "saving/training_state.py",
         "    read_arrays(path)\n\n",
         "\n",
         "saving/test_states.py::test_file_that_the_disk_writes_otherwise_is_an_error[eager]",
     ),
     "metadata in an order of chance": Fault(
-        "saving/arrays.py",
+        "saving/training_state.py",
         'metadata={_ENTRY: f"{digest_of(arrays, text)} {text}"}',
         'metadata={_ENTRY: f"{digest_of(arrays, text)} {text}", **dict.fromkeys("abcdefgh", "")}',
         "saving/test_states.py::test_equal_states_are_equal_files[eager]",
@@ -402,7 +402,7 @@ FAULTS = {
         "saving/test_model_file.py::test_old_model_survives_a_full_disk[eager-ckpt]",
     ),
     "a dropout counter is not saved": Fault(
-        "layers/dropout.py",
+        "layers.py",
         "self.dropout_counter = state(COUNTER, 0, ms.int32)",
         "object.__setattr__(self, COUNTER, state(COUNTER, 0, ms.int32))",
         "layers/test_dropout.py::test_resumed_run_draws_same_masks[eager]",
@@ -451,19 +451,19 @@ FAULTS = {
         "training/test_window_of_terms.py::test_lines_and_metrics_show_each_term[eager]",
     ),
     "a coupled loss of each micro-batch": Fault(
-        "training/coupled_window.py",
+        "training/coupled.py",
         "gathered = [gather_rows(np.concatenate(parts), self._group)",
         "gathered = [gather_rows(np.concatenate([part * (number == 0) for number, part in enumerate(parts)]), self._group)",
         "engine/test_coupled.py::test_gradient_equals_that_of_the_large_batch[eager-labels]",
     ),
     "the third pass draws other masks": Fault(
-        "training/coupled_window.py",
+        "training/coupled.py",
         "        self._undo()\n",
         "",
         "engine/test_coupled.py::test_third_pass_repeats_masks_of_the_first[eager]",
     ),
     "parameters of a coupled loss count in each micro-batch": Fault(
-        "training/coupled_window.py",
+        "training/coupled.py",
         "*[zeros] * (count - 1)]",
         "*[Tensor(array)] * (count - 1)]",
         "engine/test_coupled.py::test_gradient_equals_that_of_the_large_batch",
@@ -494,13 +494,13 @@ FAULTS = {
         "training/test_loops.py::test_loops_train_to_the_bytes_of_calls",
     ),
     "frozen parameters train in graphs": Fault(
-        "engine/forward.py",
+        "engine/cells.py",
         "zero_where(self.frozen(), grads)",
         "zero_where(tuple([False for _ in self.frozen()]), grads)",
         "network/test_constants.py::test_changes_between_windows_are_followed[driver-changes0]",
     ),
     "changed attributes are not followed": Fault(
-        "network/constants.py",
+        "network/compiled.py",
         "not all(map(is_, values, self._values))",
         "False",
         "network/test_constants.py::test_many_graphs_are_a_warning_that_names_what_changes[eager]",
@@ -524,7 +524,7 @@ FAULTS = {
         "training/test_data.py::test_generator_is_not_read_before_training[eager-<lambda>0]",
     ),
     "frozen BatchNorm trains": Fault(
-        "layers/batch_norm.py",
+        "layers.py",
         "layer.use_batch_statistics = False",
         "pass",
         "layers/test_norm_layers.py::test_frozen_layers_use_and_keep_running_statistics[eager-BatchNorm1d-shape0]",
@@ -552,10 +552,10 @@ FAULTS = {
         "engine/test_stages.py::test_stage_that_holds_the_weights",
     ),
     "sums are not emptied by MindSpore's update": Fault(
-        "engine/update.py", "if self.emptied else ()", "if False else ()", programs("driver")
+        "engine/boundary.py", "if self.emptied else ()", "if False else ()", programs("driver")
     ),
     "sums of a skipped window keep NaN": Fault(
-        "engine/update.py", "self._clear(False)", "self._clear(True)", programs("driver")
+        "engine/boundary.py", "self._clear(False)", "self._clear(True)", programs("driver")
     ),
     "native counters stay": Fault(
         "native.cc",
@@ -584,7 +584,7 @@ FAULTS = {
     ),
     "a stage is not asked": Fault("engine/boundary.py", "        stages += config.stages\n", "", programs("driver")),
     "gradients are divided again after a stage": Fault(
-        "engine/update.py",
+        "engine/boundary.py",
         'end["divisor"] = Tensor(1.0, ms.float32)',
         "pass",
         "engine/test_stages.py::test_gradients_are_clipped_once_before_a_stage",
@@ -611,7 +611,7 @@ FAULTS = {
         "engine/test_stages.py::test_what_a_cell_remembers_in_tuples_and_objects_is_saved[0]",
     ),
     "what a stage spoiled is called infinite": Fault(
-        "engine/update.py",
+        "engine/boundary.py",
         "kept_infinite = ops.logical_and(keep, ops.logical_not(finite))",
         "kept_infinite = ops.logical_not(finite)",
         "engine/test_stages.py::test_window_that_a_stage_spoils_is_not_called_infinite_in_float16[eager-2]",
@@ -641,7 +641,7 @@ FAULTS = {
         programs("driver"),
     ),
     "a stage that skips ends the run": Fault(
-        "training/record.py", "not (math.isfinite(grad_norm) or overflow)", "not overflow", programs("driver")
+        "training/callbacks.py", "not (math.isfinite(grad_norm) or overflow)", "not overflow", programs("driver")
     ),
     "a stage that skips is not finite for Model": Fault(
         "model_step.py",
@@ -736,7 +736,10 @@ FAULTS = {
         "model_step.py", "self._size) or self._left == 0", "self._size)", programs("model")
     ),
     "Model shows no loss": Fault(
-        "model_step.py", "self._loss = ended.loss if ended.samples and not left_out else 0.0", "self._loss = 0.0", programs("step")
+        "model_step.py",
+        "self._loss = ended.loss if ended.samples and not left_out else 0.0",
+        "self._loss = 0.0",
+        programs("step"),
     ),
     "Model evaluates without the average": Fault(
         "model_step.py",
@@ -752,7 +755,7 @@ FAULTS = {
         "engine/test_loss_scale.py::test_window_of_weight_0_does_not_lower_dynamic_scale[eager-loop]",
     ),
     "plan of growing windows forgets earlier epochs": Fault(
-        "engine/ends.py",
+        "training/windows.py",
         "updates + sum(by_epoch), left_over",
         "updates, left_over",
         "engine/test_sizes.py::test_planned_windows_equal_executed_windows[eager-3-flush-2]",
@@ -764,13 +767,13 @@ FAULTS = {
         "test_accumulator.py::test_window_of_weight_0_is_skipped[1]",
     ),
     "a large buffer of the first window is not put back": Fault(
-        "network/undo.py",
+        "network/parameters.py",
         "return all(_digest(each) == digest for each, digest in self._digests)",
         "return True",
         "network/test_undo.py::test_large_change_of_the_first_window_is_told[large-eager]",
     ),
     "a large buffer is taken for a frozen weight": Fault(
-        "network/undo.py",
+        "network/parameters.py",
         'type(cell).__module__.startswith("mindspore.")',
         "True",
         "network/test_undo.py::test_what_a_forward_changes_is_put_back[large-eager]",
@@ -824,7 +827,7 @@ FAULTS = {
         "ranks/test_zero.py::test_single_process_trains_like_the_optimizer[eager-scale]",
     ),
     "epsilon of BatchNorm lost": Fault(
-        "layers/batch_norm.py",
+        "layers.py",
         "new = nn.GroupNorm(groups, channels, inner.eps)",
         "new = nn.GroupNorm(groups, channels)",
         "layers/test_norm_layers.py::test_number_of_groups_divides_channels[eager-7-32-7]",
@@ -855,7 +858,7 @@ FAULTS = {
         "ranks/test_agreement.py::test_rank_of_which_one_weight_differs_has_drifted[eager]",
     ),
     "parameters of a coupled loss counted on each rank": Fault(
-        "training/coupled_window.py",
+        "training/coupled.py",
         "[Tensor(array) if is_first(self._group) else zeros, *[zeros] * (count - 1)]",
         "[Tensor(array), *[zeros] * (count - 1)]",
         "ranks/test_ranks_coupled.py::test_coupled_ranks_train_like_one_process[eager-trained]",
@@ -880,19 +883,19 @@ FAULTS = {
         "engine/test_nonfinite.py::test_micro_batch_of_weight_0_lowers_no_scale[eager]",
     ),
     "what is skipped otherwise begins a new row of ten": Fault(
-        "training/record.py",
+        "training/callbacks.py",
         "return skipped_in_a_row if record.skipped or not record.samples else 0",
         "return 0",
         "engine/test_nonfinite.py::test_ten_windows_in_a_row_end_the_run",
     ),
     "what is skipped otherwise counts among ten": Fault(
-        "training/record.py",
+        "training/callbacks.py",
         "return skipped_in_a_row if record.skipped or not record.samples else 0",
         "return skipped_in_a_row + record.skipped",
         "engine/test_nonfinite.py::test_ten_windows_in_a_row_end_the_run",
     ),
     "an update begins no new row of ten": Fault(
-        "training/record.py",
+        "training/callbacks.py",
         "return skipped_in_a_row if record.skipped or not record.samples else 0",
         "return skipped_in_a_row",
         "engine/test_nonfinite.py::test_ten_windows_in_a_row_end_the_run",

@@ -27,8 +27,7 @@ from ms_accum import (
     ZeroOptimizer,
     total,
 )
-from ms_accum.engine.config import resolve
-from ms_accum.engine.options import checked
+from ms_accum.engine.config import checked, resolve
 from ms_accum.engine.window import Window
 from ms_accum.ranks import agreement, reduction
 from reference import digest

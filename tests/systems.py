@@ -25,7 +25,7 @@ from ms_accum import (
     TrainOptim,
     ZeroOptimizer,
 )
-from ms_accum.network.state import state, unique_name, zeros_like
+from ms_accum.network.parameters import state, unique_name, zeros_like
 from reference import miss
 from runs import stop_after
 from simulator import BOUND, FACTOR, GROWS_AFTER, HUGE, RATIO, SECOND, SHIFT, STATES, WIDTH, Fails, Simulator

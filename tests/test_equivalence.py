@@ -25,7 +25,7 @@ import reference
 from helpers import batches, compiled_step, cross_entropy, forward_of, joined, restore, run, values
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim, evaluate, native
-from ms_accum.network.state import state
+from ms_accum.network.parameters import state
 from reference import digest, gradient_miss, miss
 
 ROWS, UPDATES = 24, 10

@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from mindspore.nn.utils import no_init_parameters
 
 from ms_accum import Accumulator, Ema, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
-from ms_accum.network.state import set_initial_values
+from ms_accum.network.parameters import set_initial_values
 from reference import float64, miss, momentum
 
 RATE, DECAY = 0.1, 0.5

@@ -19,8 +19,7 @@ from mindspore.experimental import optim as experimental
 from conftest import CORES
 from helpers import batches, cross_entropy, has_stage, run
 from ms_accum import GradientAccumulation, ZeroOptimizer, native
-from ms_accum.engine.config import resolve
-from ms_accum.engine.options import checked
+from ms_accum.engine.config import checked, resolve
 from ms_accum.engine.native_update import NativeUpdate
 from ms_accum.network.kernels import kernels
 from reference import miss
@@ -395,7 +394,9 @@ def test_ranks_compare_whether_they_use_the_operators(monkeypatch):
     for switch in ("0", "1"):
         monkeypatch.setenv(native.SWITCH, switch)
         optimizer = nn.SGD(Layers().trainable_params(), 0.1)
-        compared.append(resolve("Accumulator", optimizer, None, checked("Accumulator", {}), weighted=True).facts.items())
+        compared.append(
+            resolve("Accumulator", optimizer, None, checked("Accumulator", {}), weighted=True).facts.items()
+        )
     different = compared[0] ^ compared[1]
     assert {value for _, value in different} == {"none", "all"}
     assert {name for name, _ in different} == {"C++ operators (MS_ACCUM_NATIVE=0 turns them off)"}

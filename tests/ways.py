@@ -15,7 +15,7 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
 )
-from ms_accum.network.state import state, unique_name, zeros_like
+from ms_accum.network.parameters import state, unique_name, zeros_like
 
 WAYS = ("driver", "step", "accumulator", "loop")
 """tuple[str], the ways with all options; Trained has the three Cells, too."""

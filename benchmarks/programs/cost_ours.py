@@ -17,8 +17,8 @@ from workload import Network, micro_batches
 from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, native
 from ms_accum.engine.config import resolve
 from ms_accum.engine.window import new_window
-from ms_accum.network.branch import branch
-from ms_accum.network.state import unique_name
+from ms_accum.network.compiled import branch
+from ms_accum.network.parameters import unique_name
 from ms_accum.training.runners import ByCalls
 
 # What users may add to the driver.

@@ -11,8 +11,7 @@ from mindspore import Parameter, Tensor, ops
 
 from .. import _check
 from ..network import tree
-from ..network.parameters import as_array
-from ..network.state import state, unique_name, zeros_like
+from ..network.parameters import as_array, state, unique_name, zeros_like
 
 _OWNER = "Ema"
 

@@ -12,7 +12,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, amp, ops
 
 from .. import _check
-from ..network.state import attached, state, unique_name
+from ..network.parameters import attached, state, unique_name
 
 _FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
 _DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)

@@ -8,7 +8,7 @@ import mindspore as ms
 from mindspore import Tensor, ops
 
 from .. import _check
-from ..network.state import state, unique_name
+from ..network.parameters import state, unique_name
 
 SKIP_WINDOW, SKIP_MICRO, RAISE = "skip_window", "skip_micro", "raise"
 POLICIES = (SKIP_WINDOW, SKIP_MICRO, RAISE)

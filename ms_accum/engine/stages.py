@@ -11,9 +11,9 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from .. import _check
 from ..network import tree
-from ..network.calls import call
+from ..network.compiled import call
 from ..network.optimizers import is_sharded
-from ..network.state import state, unique_name
+from ..network.parameters import state, unique_name
 from .loss_scale import own_scale
 
 Stage = Callable[[tuple[Tensor, ...], Tensor], Any]

@@ -13,7 +13,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
 from ..network import tree
-from ..network.state import state, untracked, zeros_like
+from ..network.parameters import state, untracked, zeros_like
 from .boundary import Boundary
 from .config import WindowConfig
 from .nonfinite import SkipMicro

@@ -12,8 +12,7 @@ from mindspore import Tensor, mint, nn, ops
 from mindspore.ops.functional import isconstant
 
 from .. import _check
-from ..network.calls import call
-from ..network.compiled import in_graphs
+from ..network.compiled import call, in_graphs
 
 REDUCTIONS = ("mean", "sum")
 Options = Callable[[str], Any]

@@ -8,7 +8,7 @@ from typing import Any, Callable
 from mindspore import Tensor, nn
 
 from .. import _check
-from ..layers.batch_norm import warn_about_batch_norm
+from ..layers import warn_about_batch_norm
 from ..ranks.agreement import name_of
 from ..ranks.group import Group
 from .additivity import AdditivityCheck, numbers_rows

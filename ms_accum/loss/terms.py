@@ -11,7 +11,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from .. import _check
-from ..network.calls import call
+from ..network.compiled import call
 from ..ranks.group import Group, gather_numbers
 from .columns import amount_of
 from .known_losses import as_number, divisor_of, loss_reduction, runnable

@@ -1,14 +1,17 @@
-"""Read, compare and list Parameters."""
+"""Parameters: read, compare, copy and restore them; those that hold the state of this package's objects."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any, Callable, TypeVar
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.common.initializer import initializer
 
 
 def as_array(parameter: Tensor) -> np.ndarray:
@@ -74,3 +77,129 @@ def restore(copies: Iterable[tuple[Parameter, np.ndarray]]) -> None:
     for parameter, copy in copies:
         if not is_equal(parameter, copy):
             ops.assign(parameter, Tensor(copy).astype(parameter.dtype))
+
+
+_numbers = itertools.count()
+_T = TypeVar("_T")
+
+
+def unique_name(kind: str) -> str:
+    """Return a name for the state of an object: unique in the process, and the same in every run."""
+    return f"{kind}_{next(_numbers)}"
+
+
+def state(name: str, value: Any, dtype: Any) -> Parameter:
+    """Return a Parameter that no optimizer trains."""
+    return Parameter(Tensor(value, dtype), name=name, requires_grad=False)
+
+
+def zeros_like(prefix: str, parameters: Any) -> tuple[Parameter, ...]:
+    """Return a float32 Parameter of zeros for each parameter, whatever the parameter's type.
+
+    They are in a plain tuple: a Cell would treat a ParameterTuple as its weights, and save it with the model.
+    """
+    zeros = tuple(
+        Parameter(
+            initializer("zeros", parameter.shape, ms.float32), name=f"{prefix}.{parameter.name}", requires_grad=False
+        )
+        for parameter in parameters
+    )
+    set_initial_values(zeros)
+    return zeros
+
+
+def set_initial_values(parameters: Iterable[Any]) -> None:
+    """Give Parameters that `no_init_parameters` left without values, and copies of such, their initial values.
+
+    Before a Cell's first graph MindSpore does this for the Parameters that the Cell contains: not for those in tuples,
+    lists and `jit_class` objects, and not for what a function with `ms.jit` uses.
+    """
+    for parameter in parameters:
+        initial = parameter.init_mode if parameter.has_init else None
+        if initial is None:
+            continue
+        if initial.init is None:  # a clone of the Parameter took its initial values; MindSpore raises an error for it
+            parameter.set_data(initial.copy())
+        else:
+            parameter.init_data()
+
+
+def untracked(parameter: Parameter | None) -> tuple[Parameter, ...]:
+    """Wrap a Parameter in a tuple, so that a Cell does not treat it as one of its weights."""
+    return () if parameter is None else (parameter,)
+
+
+def attached(owner: Any, name: str, make: Callable[[], _T]) -> _T:
+    """Return what is attached to an object of the user's under this name, created by the first call.
+
+    For state that several Cells share because they got the same object. It lives as long as that object; a copy of the
+    object gets state of its own.
+    """
+    attributes = vars(owner)
+    if name not in attributes or attributes[name][0] is not owner:
+        attributes[name] = (owner, make())
+    return attributes[name][1]
+
+
+# Larger Parameters are not copied before it is known that forwards change them; those of MindSpore's layers never are.
+_LARGE = 2**20
+
+
+class Undo:
+    """Puts back what forwards have changed since the beginning of a window.
+
+    Which Parameters forwards change is known after the first window in each mode of the layers; mostly there are none.
+
+    Args:
+        network (Optional[Cell]): the network.
+        trained (Iterable[Parameter]): its trained Parameters, which forwards do not change.
+        counters (Iterable[Parameter]): more Parameters that they do change. Default: none.
+    """
+
+    def __init__(self, network: nn.Cell | None, trained: Iterable[Parameter], counters: Iterable[Parameter] = ()):
+        may_change = [] if network is None else excluding(network.get_parameters(), _large_in_layers(network))
+        self._untrained = excluding(may_change, trained)
+        self._cells = [] if network is None else [cell for _, cell in network.cells_and_names()]
+        self._modes: list[bool] = []
+        self._changing = list(counters)
+        self._is_known = False
+        self._copies: list[tuple[Parameter, np.ndarray]] = []
+        self._digests: list[tuple[Parameter, bytes]] = []
+
+    def begin(self) -> None:
+        """Remember what is there now."""
+        modes = [cell.training for cell in self._cells]
+        self._is_known = self._is_known and modes == self._modes
+        self._modes = modes
+        remembered = [*self._changing]
+        if not self._is_known:
+            small = [each for each in self._untrained if each.size <= _LARGE]
+            remembered += excluding(small, self._changing)
+            large = [each for each in self._untrained if each.size > _LARGE]
+            self._digests = [(each, _digest(each)) for each in excluding(large, self._changing)]
+        self._copies = copies_of(remembered)
+
+    def learn(self) -> None:
+        """Note what the window has changed, which is all that is remembered from now on."""
+        if not self._is_known:
+            self._is_known = True
+            found = [each for each, copy in self._copies if not is_equal(each, copy)]
+            found += [each for each, digest in self._digests if _digest(each) != digest]
+            self._changing += excluding(found, self._changing)
+            self._digests = []
+        self._copies = []
+
+    def undo(self) -> bool:
+        """Put back what was remembered; return whether that is all that has changed."""
+        restore(self._copies)
+        return all(_digest(each) == digest for each, digest in self._digests)
+
+
+def _large_in_layers(network: nn.Cell) -> list[Parameter]:
+    """Return the large Parameters of MindSpore's own layers, such as frozen weights: to read them takes seconds."""
+    cells = [cell for _, cell in network.cells_and_names() if type(cell).__module__.startswith("mindspore.")]
+    return [each for cell in cells for each in cell._params.values() if each is not None and each.size > _LARGE]
+
+
+def _digest(parameter: Parameter) -> bytes:
+    return hashlib.blake2b(np.ascontiguousarray(as_array(parameter)).view(np.uint8).data).digest()

@@ -18,9 +18,8 @@ from filelock import FileLock, Timeout
 from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.group import Group
-from .arrays import CheckpointError, digest_of
 from .files import absolute, remove_leftovers, write_whole
-from .training_state import TrainingState, read, write
+from .training_state import CheckpointError, TrainingState, digest_of, read, write
 
 _OWNER = "Checkpointer"
 _AUTO = "auto"

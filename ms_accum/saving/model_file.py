@@ -19,11 +19,11 @@ from google.protobuf.message import DecodeError
 from mindspore import Parameter, Tensor, nn
 from mindspore.train.checkpoint_pb2 import Checkpoint
 
-from ..layers.dropout import COUNTER
+from ..layers import COUNTER
 from ..network.parameters import as_array
-from .arrays import CheckpointError as CheckpointError
-from .arrays import check_file, differences_of, read_arrays, shortened, write_arrays
 from .files import write_whole
+from .training_state import CheckpointError as CheckpointError
+from .training_state import check_file, differences_of, read_arrays, shortened, write_arrays
 
 _FORMATS = ("ckpt", "safetensors")
 

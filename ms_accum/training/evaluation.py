@@ -18,8 +18,7 @@ from ..engine.ema import averaged
 from ..loss.known_losses import runnable
 from ..loss.objective import Objective
 from ..loss.terms import Terms, terms_of
-from ..network.calls import call
-from ..network.compiled import Compiled, check_compile, compiled
+from ..network.compiled import Compiled, call, check_compile, compiled
 from ..network.runtime import tune
 from ..network.training_mode import training_mode
 from ..ranks.group import broadcast_number, total

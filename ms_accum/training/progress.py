@@ -14,8 +14,7 @@ from mindspore.train import Callback, RunContext
 from tqdm import TqdmWarning
 
 from .. import _check
-from .callbacks import UNKNOWN
-from .record import UpdateRecord
+from .callbacks import UNKNOWN, UpdateRecord
 
 _LINES_IN_AN_EPOCH = 20  # few enough to be read
 _ROWS = 24  # given, because some containers' terminals report a height of 0, for which tqdm would show no bar

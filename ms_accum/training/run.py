@@ -15,7 +15,6 @@ from mindspore import nn
 from mindspore.train import Callback
 
 from .. import _check
-from ..engine.ends import Sizes, planned, windows_by_epoch
 from ..network.generators import offset_seeds_by_rank, random_state
 from ..network.training_mode import start_training
 from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
@@ -23,13 +22,21 @@ from ..ranks.group import gather, gather_numbers, is_first, total
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from ..saving.model_file import save_model
 from ..saving.training_state import TrainingState
-from .callbacks import UNKNOWN, Callbacks, Facts, callbacks_of, may_change_parameters, warn_about_counters
+from .callbacks import (
+    UNKNOWN,
+    Callbacks,
+    Facts,
+    UpdateRecord,
+    callbacks_of,
+    check_skipped,
+    may_change_parameters,
+    warn_about_counters,
+)
 from .data import Data, Position
 from .evaluation import Evaluation
-from .record import UpdateRecord, check_skipped
 from .run_state import RunState
 from .step import Ended, Step
-from .windows import Windows
+from .windows import Sizes, Windows, planned, windows_by_epoch
 
 _log = logging.getLogger("ms_accum")
 _OWNER = "train_process"

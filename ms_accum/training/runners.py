@@ -11,14 +11,11 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn, ops
 
-from ..engine.cells import TrainClear, TrainForwardBackward, TrainOptim
+from ..engine.cells import Forward, TrainClear, TrainForwardBackward, TrainOptim
 from ..engine.config import WindowConfig
-from ..engine.forward import Forward
 from ..engine.loss_scale import own_scale
 from ..engine.window import Window
-from ..network.branch import branch
-from ..network.calls import call
-from ..network.compiled import Compiled, in_graphs
+from ..network.compiled import Compiled, branch, call, in_graphs
 from .shares import Inputs
 
 _GOES_ON, _ENDS = Tensor(False), Tensor(True)

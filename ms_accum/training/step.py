@@ -13,22 +13,19 @@ import numpy as np
 from mindspore import Tensor, ops
 
 from .. import _check
-from ..engine.config import resolve
-from ..engine.coupled import LossOfBatch, SumOfProducts, trained_by_loss
+from ..engine.cells import check_network
+from ..engine.config import Options, resolve
 from ..engine.ema import check_not_applied
-from ..engine.forward import check_network
 from ..engine.nonfinite import RAISE, SKIP_MICRO
-from ..engine.options import Options
 from ..engine.window import new_window
 from ..loss.objective import Objective
 from ..network.optimizers import LearningRate, check_scheduler, inner_of, is_sharded, kind_of, warn_if_no_gradient
 from ..network.out_of_memory import memory_advice
+from ..network.parameters import Undo, unique_name
 from ..network.runtime import tune
-from ..network.state import unique_name
-from ..network.undo import Undo
 from ..ranks.agreement import begin_together, name_of
 from ..ranks.group import is_first
-from .coupled_window import Coupled
+from .coupled import Coupled, LossOfBatch, SumOfProducts, trained_by_loss
 from .runners import AtOnce, ByCalls, ByLoops, loops
 from .shares import OneLoss, SeveralTerms, Shared, shared, without
 

@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from helpers import Slope, batches, cross_entropy, forward_of, joined, micro_batch, values
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
-from ms_accum.network.state import state
+from ms_accum.network.parameters import state
 from reference import gradient_miss, miss
 from ways import Half
 

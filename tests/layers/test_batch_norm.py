@@ -13,7 +13,7 @@ from mindspore.train import Model
 
 from helpers import batches, cross_entropy, forward_of, joined, run, values
 from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation, TrainForwardBackward
-from ms_accum.layers.batch_norm import warn_about_batch_norm
+from ms_accum.layers import warn_about_batch_norm
 from reference import miss
 
 pytestmark = pytest.mark.host

@@ -13,8 +13,8 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 import runs
 from helpers import values
 from ms_accum import CheckpointError, CountedDropout, GradientAccumulation, replace_dropout
-from ms_accum.layers import dropout
-from ms_accum.layers.dropout import MaskKey
+from ms_accum import layers as dropout
+from ms_accum.layers import MaskKey
 from ms_accum.network.generators import offset_seeds_by_rank
 from ms_accum.saving.model_file import load_model, save_model
 from reference import gradient_miss

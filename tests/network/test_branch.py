@@ -8,7 +8,7 @@ from mindspore import Tensor, nn
 import ms_accum.accumulator
 import ms_accum.engine.cells
 import ms_accum.training.runners
-from ms_accum.network.branch import Branch, branch
+from ms_accum.network.compiled import Branch, branch
 from ways import Trained
 
 USERS = (ms_accum.engine.cells, ms_accum.accumulator, ms_accum.training.runners)

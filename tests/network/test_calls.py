@@ -22,8 +22,7 @@ from ms_accum import (
     evaluate,
     verify,
 )
-from ms_accum.network.calls import call
-from ms_accum.network.compiled import Compiled
+from ms_accum.network.compiled import Compiled, call
 
 
 class Net(nn.Cell):

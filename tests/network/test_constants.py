@@ -11,8 +11,7 @@ from mindspore.experimental import optim
 
 from ms_accum import AccumulatedTrainStep, Accumulator, GradientAccumulation, evaluate, freeze_batch_norm
 from ms_accum.loss.known_losses import WithLoss
-from ms_accum.network.compiled import compiled
-from ms_accum.network.constants import Constants
+from ms_accum.network.compiled import Constants, compiled
 from ms_accum.network.training_mode import training_mode
 from ways import Trained
 

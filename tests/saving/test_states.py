@@ -16,7 +16,8 @@ from mindspore.train import Callback
 from safetensors.numpy import save_file
 
 from ms_accum import Checkpointer, CheckpointError
-from ms_accum.saving import arrays, checkpointer, training_state
+from ms_accum.saving import checkpointer, training_state
+from ms_accum.saving import training_state as arrays
 from ms_accum.saving.checkpointer import FolderInUse
 from ms_accum.saving.training_state import TrainingState
 from runs import Run, even, names

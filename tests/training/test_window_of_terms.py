@@ -14,7 +14,7 @@ from mindspore.train import Callback, LambdaCallback
 import several_terms as terms
 from helpers import Recorder, run
 from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped, replace_dropout
-from ms_accum.layers.dropout import COUNTER
+from ms_accum.layers import COUNTER
 from ms_accum.programs.metrics_file import MetricsFile
 from ms_accum.training.progress import Lines
 from reference import digest

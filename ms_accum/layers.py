@@ -1,18 +1,217 @@
-"""Dropout whose masks are the same in a resumed run."""
+"""Layers that behave in micro-batches as in one large batch, or the same in a resumed run.
+
+A Dropout whose masks are the same in a resumed run; BatchNorm replaced or frozen.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple, NoReturn
 
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
-from .. import _check
-from ..network.state import state
-from .replaced import replace_layers
+from . import _check
+from .network.parameters import state
+
+
+def replace_layers(network: nn.Cell, matches: Callable[[Any], bool], make: Callable[[Any, int], nn.Cell]) -> list[Any]:
+    """Replace each layer for which `matches` is true by `make(layer, number)`, and return the new layers.
+
+    A layer that is used at several places is replaced by one layer at these places. Its Parameters get the names that
+    they would have if the network had been built with it, and it gets the training mode of the old layer.
+    """
+    old: list[nn.Cell] = []
+    new: dict[int, nn.Cell] = {}
+    for path, parent, name in list(_occurrences(network, "", set(), matches)):
+        cell = parent._cells[name]
+        if id(cell) not in new:
+            old.append(cell)  # keeps the object alive, so that its id stays unique
+            new[id(cell)] = make(cell, len(new)).set_train(cell.training)
+            old_parameters = {id(parameter) for parameter in cell.get_parameters()}
+            for parameter in new[id(cell)].get_parameters():
+                if id(parameter) not in old_parameters:
+                    parameter.name = f"{path}{name}.{parameter.name}"
+        parent._cells[name] = new[id(cell)]  # with `setattr` MindSpore would add a prefix to the names of Parameters
+        if isinstance(parent, nn.SequentialCell):
+            parent.cell_list = list(parent._cells.values())
+    forget_graphs(network)
+    return list(new.values())
+
+
+def forget_graphs(network: nn.Cell) -> None:
+    """Make MindSpore compile the network again; otherwise it would run the graph of the old layers."""
+    network.compile_cache.clear()
+
+
+def _occurrences(
+    cell: nn.Cell, path: str, visited: set[int], matches: Callable[[Any], bool]
+) -> Iterator[tuple[str, nn.Cell, str]]:
+    """Yield each matching layer: the path of its parent Cell, the parent, and the layer's name in it."""
+    if id(cell) in visited:
+        return
+    visited.add(id(cell))
+    for name, child in cell._cells.items():
+        if child is not None and matches(child):
+            yield path, cell, name
+        elif child is not None:
+            yield from _occurrences(child, f"{path}{name}.", visited, matches)
+
+
+# Compared by name, because the classes of `mindspore.mint` and of `nn` have no common base.
+_NAMES = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
+_WITH_PARAMETERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)  # a BatchNorm3d contains a BatchNorm2d
+
+
+def warn_about_batch_norm(network: nn.Cell, *, training: bool = False) -> None:
+    """Warn that BatchNorm normalizes micro-batches, so that accumulation does not equal the large batch.
+
+    Args:
+        network (Cell): the network.
+        training (bool): whether it will be in training mode, in whatever mode it is now. Default: ``False``.
+    """
+    names = [name for name, cell in network.cells_and_names() if takes_statistics(cell, training=training)]
+    if names:
+        _check.warn(
+            f"BatchNorm layers ({len(names)}, the first is '{names[0]}') normalize each micro-batch by its own "
+            "statistics, so accumulation does not equal the large batch. With GroupNorm (batch_to_group_norm) it does.",
+            UserWarning,
+        )
+
+
+def takes_statistics(cell: Any, *, training: bool = False) -> bool:
+    """Return whether a Cell is a BatchNorm that uses the statistics of its input, now or in training mode.
+
+    A frozen BatchNorm does not.
+    """
+    if hasattr(cell, "bn2d"):  # nn.BatchNorm3d, whose inner layer is checked instead
+        return False
+    if not _NAMES & {kind.__name__ for kind in type(cell).__mro__}:
+        return False
+    always = getattr(cell, "use_batch_statistics", None)
+    return bool(training or cell.training) if always is None else bool(always)
+
+
+# Layers that normalize a row in the same way in each batch
+
+
+def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
+    """Replace the BatchNorm layers of a network by GroupNorm, in place, so that accumulation is exact.
+
+    GroupNorm normalizes each row separately. The new layers keep the Parameters gamma and beta of the old ones, but
+    have no running statistics: train the network again, or fine-tune it. A layer gets the largest number of groups, up
+    to `groups`, that divides its number of channels. `nn.BatchNorm1d` gets one group, which is LayerNorm over all
+    channels: with inputs of shape (N, C), groups of one channel would give zeros.
+
+    Args:
+        network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d` or `nn.SyncBatchNorm`.
+        groups (int): the maximum number of groups. Default: 32.
+
+    Returns:
+        Cell, the same network.
+
+    Raises:
+        TypeError: If `network` is not a Cell, or is itself a BatchNorm, or `groups` is not an int.
+        ValueError: If the network contains no BatchNorm, or a `nn.BatchNorm1d` with one channel, or `groups` is less
+            than 1.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from mindspore import nn
+        >>> from ms_accum import batch_to_group_norm
+        >>>
+        >>> network = nn.SequentialCell(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48), nn.ReLU())
+        >>> print(batch_to_group_norm(network)[1])
+        GroupNorm(num_groups=24, num_channels=48)
+    """
+    owner = "batch_to_group_norm"
+    largest = _check.positive_int(owner, "groups", groups)
+    _check_contains(owner, network, "Make a GroupNorm instead.")
+    for name, cell in network.cells_and_names():  # before any layer is replaced
+        if isinstance(cell, nn.BatchNorm1d) and cell.num_features == 1:
+            rule = "without a BatchNorm1d of one channel"
+            remedy = "It would give zeros. Use freeze_batch_norm, or remove the layer."
+            _check.raise_invalid(ValueError, owner, "network", rule, f"'{name}'", remedy)
+    if not replace_layers(network, _is_batch_norm, lambda layer, number: _group_norm(layer, largest)):
+        _raise_no_batch_norm(owner, network)
+    return network
+
+
+def _group_norm(layer: Any, largest: int) -> nn.Cell:
+    inner = getattr(layer, "bn2d", layer)
+    channels = inner.num_features
+    groups = 1
+    if not isinstance(layer, nn.BatchNorm1d):
+        groups = max(number for number in range(1, min(largest, channels) + 1) if channels % number == 0)
+    new = nn.GroupNorm(groups, channels, inner.eps)
+    new.gamma = inner.gamma
+    new.beta = inner.beta
+    return new
+
+
+def freeze_batch_norm(network: nn.Cell) -> nn.Cell:
+    """Make the BatchNorm layers of a network use their running statistics also in training, in place.
+
+    Accumulation is then exact. The statistics no longer change, but gamma and beta are still trained. This is meant for
+    pretrained networks. Call it before you create the driver, the step or the `Accumulator`.
+
+    Args:
+        network (Cell): a network with `nn.BatchNorm1d`, `nn.BatchNorm2d`, `nn.BatchNorm3d` or `nn.SyncBatchNorm`.
+
+    Returns:
+        Cell, the same network.
+
+    Raises:
+        TypeError: If `network` is not a Cell.
+        ValueError: If the network contains no BatchNorm.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> from mindspore import nn, ops
+        >>> from ms_accum import freeze_batch_norm
+        >>>
+        >>> network = freeze_batch_norm(nn.SequentialCell(nn.BatchNorm2d(3))).set_train()
+        >>> before = network[0].moving_mean.asnumpy().copy()
+        >>> _ = network(ops.randn(2, 3, 4, 4))
+        >>> print((network[0].moving_mean.asnumpy() == before).all())
+        True
+    """
+    owner = "freeze_batch_norm"
+    _check.instance(owner, "network", network, nn.Cell, "a Cell")
+    layers = [cell for _, cell in network.cells_and_names() if isinstance(cell, _WITH_PARAMETERS)]
+    if not layers:
+        _raise_no_batch_norm(owner, network)
+    for layer in layers:
+        layer.use_batch_statistics = False
+    forget_graphs(network)
+    return network
+
+
+def _check_contains(owner: str, network: Any, remedy: str) -> None:
+    """Raise an error if `network` is not a Cell, or is itself a BatchNorm, which can't be replaced in place."""
+    _check.instance(owner, "network", network, nn.Cell, "a Cell")
+    if _is_batch_norm(network):
+        rule = "one that contains BatchNorm layers"
+        _check.raise_invalid(TypeError, owner, "network", rule, type(network).__name__, remedy)
+
+
+def _is_batch_norm(cell: Any) -> bool:
+    return isinstance(cell, (*_WITH_PARAMETERS, nn.BatchNorm3d))
+
+
+def _raise_no_batch_norm(owner: str, network: nn.Cell) -> NoReturn:
+    rule = "one with BatchNorm layers of mindspore.nn"
+    _check.raise_invalid(
+        ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call."
+    )
+
 
 COUNTER = "dropout_counter"
 """str, the name of the Parameter that a `CountedDropout` adds to a network."""
