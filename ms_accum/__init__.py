@@ -25,7 +25,6 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .micro_batch_size import MicroBatch as MicroBatch
     from .micro_batch_size import find_micro_batch_size as find_micro_batch_size
     from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
-    from .model_step import FlushTail as FlushTail
     from .network.runtime import tune_cpu as tune_cpu
     from .ranks.group import Group as Group
     from .ranks.group import own_group as own_group
@@ -40,7 +39,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .training.coupled import CoupledLoss as CoupledLoss
     from .training.evaluation import evaluate as evaluate
     from .training.loop import ResumableLoop as ResumableLoop
-    from .training.loop import SaveStates as SaveStates
+    from .training.model_callbacks import FlushTail as FlushTail
+    from .training.model_callbacks import SaveStates as SaveStates
     from .training.windows import split_batch as split_batch
     from .training.windows import updates_per_epoch as updates_per_epoch
     from .verification import Verification as Verification
@@ -56,13 +56,13 @@ _MODULES = {
     "CountedDropout": "layers",
     "CoupledLoss": "training.coupled",
     "Ema": "engine.ema",
-    "FlushTail": "model_step",
+    "FlushTail": "training.model_callbacks",
     "GradientAccumulation": "driver",
     "Group": "ranks.group",
     "MicroBatch": "micro_batch_size",
     "Options": "engine.config",
     "ResumableLoop": "training.loop",
-    "SaveStates": "training.loop",
+    "SaveStates": "training.model_callbacks",
     "Stopped": "saving.checkpointer",
     "Terms": "loss.terms",
     "TrainClear": "engine.cells",

@@ -1,17 +1,18 @@
-"""Starts several processes (ranks) of one program by MindSpore's `msrun`, and ends them together.
+"""Starts several processes (ranks) of one program on this machine, and ends them together.
 
     python -m ms_accum.launch --nproc 2 train.py --epochs 3
 
-By itself `msrun` runs the `python` on PATH, exits with 0 after Ctrl-C, leaves its ranks running after SIGTERM, and
-kills all ranks as soon as one has ended with an error, while others still save. So here `msrun` only starts the
-processes. This program waits for them, passes signals on, shows the output of rank 0, and returns the exit code.
+It starts them as MindSpore's `msrun` does, by the environment variables of its dynamic cluster. But `msrun` runs the
+`python` on PATH, exits with 0 after Ctrl-C, leaves its ranks running after SIGTERM, and kills all ranks as soon as one
+has ended with an error, while others still save. This program waits for them, passes signals on, shows the output of
+rank 0, and returns the exit code. For several machines there is `msrun`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import io
+import ctypes
 import math
 import os
 import signal
@@ -21,40 +22,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import BinaryIO, NoReturn, TextIO
+from functools import partial
+from typing import Any, BinaryIO, NoReturn, TextIO
 
 from . import _check
 
-# Options of msrun that are passed on.
-_OF_MSRUN = {
-    "worker_num": (int, "number of ranks on all machines"),
-    "node_rank": (int, "number of this machine, from 0"),
-    "master_addr": (str, "address of machine 0, which the others must reach"),
-    "master_port": (int, "port of machine 0"),
-    "cluster_time_out": (int, "seconds in which all ranks must have started"),
-    **dict.fromkeys(("bind_core", "bind_numa", "rank_table_file"), (str, "see msrun --help")),
-}
 _CHECK_SECONDS = 0.1
 # After a rank has failed the others get SIGTERM, and have this long to end.
 _GRACE_SECONDS = 10.0
 # A repeated signal counts as one: `timeout` sends it to its command and to the command's group.
 _REPEAT_SECONDS = 1.0
 _TERMINATED = 128 + signal.SIGTERM  # the exit code of our programs after SIGTERM, and of those that it ended
-# What msrun starts in each process: this becomes the program, run by the launcher's interpreter. It ends with the
-# launcher, and has a session of its own, so that Ctrl-C in a terminal reaches only the launcher. The scheduler does not
-# run the program, which would write its files a second time.
-_BECOME = """
-import ctypes, os, sys
-launcher, interpreter, *command = sys.argv[1:]
-ctypes.CDLL(None).prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL
-if os.getppid() != int(launcher):
-    sys.exit("the launcher has ended")
-if os.getpgrp() != os.getpid():
-    os.setsid()
-if os.environ.get("MS_ROLE") == "MS_SCHED":
-    command = ["-c", "from mindspore.communication import init; init()"]
-os.execv(interpreter, [interpreter, *command])
-"""
+# The scheduler, which lets the ranks find each other, does not run the program: it would write its files a second time.
+_SCHEDULER = ["-c", "from mindspore.communication import init; init()"]
+_PR_SET_PDEATHSIG = 1
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,64 +47,58 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the launcher's flags; everything after the program's name belongs to the program."""
     parser = _Parser(
         prog="python -m ms_accum.launch",
-        usage="%(prog)s [--nproc N] [--log_dir DIR] [options of msrun]\n           (script.py | -m module) [its flags]",
-        description="Run a program in several processes (ranks) by MindSpore's msrun.",
+        usage="%(prog)s [--nproc N] [--log_dir DIR] (script.py | -m module) [its flags]",
+        description="Run a program in several processes (ranks) on this machine.",
         allow_abbrev=False,
     )
-    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="ranks on this machine (default: 1)")
+    parser.add_argument("--nproc", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
     parser.add_argument("--log_dir", metavar="DIR", help="folder for the logs (default: a new one in logs/)")
     parser.add_argument("-m", dest="module", action="store_true", help="run the program as a module")
-    group = parser.add_argument_group("options of msrun, mostly for several machines")
-    for option, (kind, text) in _OF_MSRUN.items():
-        group.add_argument(f"--{option}", type=kind, metavar="X", help=text)
     parser.add_argument("command", nargs=argparse.PARSER, metavar="script.py [its flags]", help="the program")
     args = parser.parse_args(argv)
     if args.nproc < 1:
         parser.error(f"argument --nproc: must be an int >= 1, but got {args.nproc}")
-    if args.worker_num not in (None, args.nproc):
-        for name in ("node_rank", "master_addr"):
-            if getattr(args, name) is None:
-                parser.error(f"argument --{name}: must be given on several machines")
     if not (args.module or os.path.isfile(args.command[0])):
         parser.error(f"argument script.py: '{args.command[0]}' is not a file")
     return args
 
 
 class Job:
-    """The processes of this machine: its ranks and, on the machine with `--master_addr`, the scheduler.
+    """The ranks, and the scheduler by which they find each other.
 
     Args:
         args (Namespace): the launcher's flags.
     """
 
     def __init__(self, args: argparse.Namespace):
-        from mindspore.parallel.cluster.process_entity import _ProcessManager
-        from mindspore.parallel.cluster.run import get_args
-
-        options = {"worker_num": args.nproc, "local_worker_num": args.nproc}
-        if args.master_addr is None:
-            options["master_port"] = _free_port()
-        options.update({name: value for name in _OF_MSRUN if (value := getattr(args, name)) is not None})
-        sys.argv = ["msrun", *(f"--{name}={value}" for name, value in options.items()), "python3"]
-        msrun = get_args()
-        msrun.log_dir = self.logs = args.log_dir or _new_folder()
+        self.logs = args.log_dir or _new_folder()
+        os.makedirs(self.logs, exist_ok=True)
+        self.processes: dict[str, subprocess.Popen] = {}
+        self._shared = {"MS_WORKER_NUM": args.nproc, "RANK_SIZE": args.nproc}
+        self._shared |= {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": _free_port()}
         program = ["-m", *args.command] if args.module else args.command
-        msrun.task_script_args = ["-c", _BECOME, str(os.getpid()), sys.executable, *program]
-        os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])
-        os.environ.setdefault("PYTHONUNBUFFERED", "1")  # otherwise a killed rank loses what it printed
-        self.on_several_machines = msrun.worker_num > args.nproc
-        first = max(msrun.node_rank, 0) * args.nproc if self.on_several_machines else 0
-        manager = _ProcessManager(msrun)
         try:
-            with contextlib.redirect_stdout(io.StringIO()):  # msrun prints the commands
-                manager.run()
-        finally:  # also if only some could be started
-            started = enumerate(manager.cgn_processes, first)
-            self.ranks: dict[str, subprocess.Popen] = {f"rank {number}": rank for number, rank in started}
-            scheduler = {"the scheduler": manager.msn_process} if manager.msn_process else {}
-            self.processes: dict[str, subprocess.Popen] = {**self.ranks, **scheduler}
-            if len(self.ranks) < args.nproc:
-                self.end()
+            self._start("the scheduler", _SCHEDULER, MS_ROLE="MS_SCHED", RANK_ID=0)
+            for rank in range(args.nproc):
+                own = {"MS_NODE_ID": rank, "RANK_ID": rank, "DEVICE_ID": rank}
+                self._start(f"rank {rank}", program, MS_ROLE="MS_WORKER", **own)
+        except BaseException:
+            self.end()  # only some could be started
+            raise
+        self.ranks = {name: process for name, process in self.processes.items() if name != "the scheduler"}
+
+    def _start(self, name: str, command: Sequence[str], **own: Any) -> None:
+        """Start a process, with this interpreter. Without buffers: a killed rank would lose what it printed."""
+        variables = {name: str(value) for name, value in {**self._shared, **own}.items()}
+        with open(self.log(name), "wb") as log:
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, *command],
+                env={"PYTHONUNBUFFERED": "1", **os.environ, **variables},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C in a terminal reaches only the launcher
+                preexec_fn=partial(_end_with, os.getpid()),
+            )
 
     def log(self, name: str) -> str:
         """Return the path of a process's log."""
@@ -162,6 +137,13 @@ class Job:
             process.wait()
 
 
+def _end_with(launcher: int) -> None:
+    """Let the kernel kill this process when the launcher has ended, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -175,12 +157,11 @@ def _new_folder() -> str:
 
 def _wait(job: Job, received: list[int]) -> int:
     """Wait until all ranks have ended, and return the exit code of the job: that of the first rank that failed."""
-    awaited = job.processes if job.on_several_machines else job.ranks  # ranks elsewhere may still need the scheduler
     stop, stopped_at, deadline, failed, runs = 0, 0.0, math.inf, None, True
-    with open(job.log("rank 0") if "rank 0" in job.ranks else os.devnull, "rb") as output:
+    with open(job.log("rank 0"), "rb") as output:
         while runs and time.monotonic() < deadline:
             time.sleep(_CHECK_SECONDS)
-            runs = any(job.code(name) is None for name in awaited)
+            runs = any(job.code(name) is None for name in job.ranks)
             _show(output)
             if received:
                 number, now = received.pop(0), time.monotonic()

@@ -1,16 +1,14 @@
-"""How MindSpore's `Model` accumulates gradients: a train step, and the callback that ends the tail of an epoch."""
+"""The train step with which MindSpore's `Model` accumulates gradients."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
 from mindspore import Tensor, nn
-from mindspore.train import Callback, RunContext
 
 from . import _check
 from .engine.config import Options, checked, with_options
@@ -20,11 +18,9 @@ from .loss.objective import Objective
 from .loss.terms import terms_of, weighed
 from .network.compiled import Compiled, call
 from .network.parameters import copied
-from .network.training_mode import training_mode
-from .ranks.agreement import agree, check_drift, rate_facts
-from .ranks.group import total
+from .ranks.agreement import check_drift
 from .ranks.zero import ZeroOptimizer
-from .training.callbacks import SKIPPED_IN_A_ROW, is_not_finite
+from .training.callbacks import is_not_finite
 from .training.step import Ended, Step, never
 from .training.windows import is_full, sizes_of
 
@@ -127,7 +123,6 @@ class AccumulatedTrainStep(Compiled):
             group=options["group"],
             compiles=self.compiles,
         )
-        terms, ema = self._objective.terms, options["ema"]
         sizes = {"gradient_accumulation_steps": self._sizes.settings}
         self.windows = Step(_OWNER, self._objective, optimizer, options, sizes)
         """Step, runs the windows, and counts them."""
@@ -139,10 +134,9 @@ class AccumulatedTrainStep(Compiled):
         """Cell, returns the loss that is differentiated: `Model` sets it to training, and saves its Parameters."""
         self.stops = never
         """Callable, is asked inside a window whether to leave it, because its state is saved."""
-        self.average = _AverageInEvaluations(ema)
+        self.average = _AverageInEvaluations(options["ema"])
         # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
-        evaluates = _Evaluate if terms is None else partial(_EvaluateTerms, lambda: self.updates, self._objective)
-        self._eval_network = (evaluates(network, loss_fn, self.average, self.compiles),)
+        self._eval_network = (_Evaluate(self._objective, self.average, lambda: self.updates, self.compiles),)
         self._waiting: list[tuple] = []
         self._left, self._size = 0, 0
         self._loss, self._grad_norm, self._updated, self._not_finite = 0.0, 0.0, False, 0
@@ -307,63 +301,39 @@ class AccumulatedTrainStep(Compiled):
 class _Evaluate(Compiled):
     """Returns a batch's loss, the network's output and the labels, with averaged weights; or three times the loss.
 
+    The loss of several terms is their sum, times the coefficients of now.
+
     Args:
-        network (Cell): the network.
-        loss_fn (Union[Cell, Callable, None]): its loss; None if the network returns the loss.
+        objective (Objective): the network, its loss, and the terms of the loss.
         average (_AverageInEvaluations): applies the average of the weights.
+        updates (Callable): returns the number of updates so far.
         compiles (bool): whether it is compiled in PyNative mode.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, average: _AverageInEvaluations, compiles: bool):
-        super().__init__(_OWNER, compiles, network, loss_fn)
-        self.eval_of, self.loss_fn, self.average = network, runnable(loss_fn), average
-
-    def __call__(self, *columns: Any) -> Any:
-        with self.average.applied():
-            return super().__call__(*columns)
-
-    def construct(self, *columns: Any) -> Any:
-        if self.loss_fn is None:
-            loss = call(self.eval_of, columns)
-            return loss, loss, loss  # `Model` expects at least three outputs
-        output = self.eval_of(columns[0])
-        return (call(self.loss_fn, (output, *columns[1:])), output, *columns[1:])
-
-
-class _EvaluateTerms(Compiled):
-    """Does what `_Evaluate` does for a loss of several terms: the loss is their sum, times the coefficients of now.
-
-    Args:
-        updates (Callable): returns the number of updates so far.
-        objective (Objective): the network and the terms.
-        network, loss_fn, average, compiles: as for `_Evaluate`.
-    """
-
     def __init__(
-        self,
-        updates: Callable[[], int],
-        objective: Objective,
-        network: nn.Cell,
-        loss_fn: Any,
-        average: _AverageInEvaluations,
-        compiles: bool,
+        self, objective: Objective, average: _AverageInEvaluations, updates: Callable[[], int], compiles: bool
     ):
+        network, loss_fn = objective.network, objective.loss_fn
         super().__init__(_OWNER, compiles, network, loss_fn)
         self.eval_of, self.loss_fn, self.average, self.updates = network, runnable(loss_fn), average, updates
-        terms: Any = objective.terms
-        self.terms, self.names = terms, terms.names
+        self.terms: Any = objective.terms
+        self.names: Any = None if objective.terms is None else objective.terms.names
 
     def __call__(self, *columns: Any) -> Any:
-        coefficients = Tensor(self.terms.coefficients(self.updates()), ms.float32)
-        counts = tuple(divisor > 0 for divisor in self.terms.counted(columns))
+        inputs = columns
+        if self.terms is not None:
+            coefficients = Tensor(self.terms.coefficients(self.updates()), ms.float32)
+            inputs = (*columns, coefficients, tuple(divisor > 0 for divisor in self.terms.counted(columns)))
         with self.average.applied():
-            return super().__call__(*columns, coefficients, counts)
+            return super().__call__(*inputs)
 
     def construct(self, *inputs: Any) -> Any:
-        columns, coefficients, counts = inputs[:-2], inputs[-2], inputs[-1]
+        columns = inputs if self.names is None else inputs[:-2]
         output = call(self.eval_of, columns) if self.loss_fn is None else self.eval_of(columns[0])
-        losses = output if self.loss_fn is None else call(self.loss_fn, (output, *columns[1:]))
-        loss = weighed(terms_of(self.owner, self.names, losses), coefficients, counts)
+        loss = output if self.loss_fn is None else call(self.loss_fn, (output, *columns[1:]))
+        if self.names is not None:
+            loss = weighed(terms_of(self.owner, self.names, loss), inputs[-2], inputs[-1])
+        # `Model` expects at least three outputs.
         return (loss, loss, loss) if self.loss_fn is None else (loss, output, *columns[1:])
 
 
@@ -412,186 +382,3 @@ def _parts_of(network: Any, steps: Any) -> tuple[nn.Cell, Any]:
         _check.raise_invalid(TypeError, _OWNER, "network", "one tuple (network, loss_fn)", "two arguments")
     network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
     return _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function"), loss_fn
-
-
-class FlushTail(Callback):
-    """A callback for `Model` with `AccumulatedTrainStep`: it ends the last window of each epoch.
-
-    The update with the tail comes before `Model.fit` evaluates and before a checkpoint is saved, in any order of the
-    callbacks. This callback also
-
-    - applies the average of the weights (`ema`) while `Model.fit` evaluates, and warns if a callback evaluates without,
-    - gives other callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
-    - checks that all ranks have the same number of micro-batches,
-    - updates with the open window if a callback stops the run inside an epoch, unless `SaveStates` saves it,
-    - with several ranks, stops all of them at the end of the epoch in which a callback of one rank requests a stop,
-    - discards an open window of an interrupted run, and warns if windows were skipped.
-
-    Raises:
-        TypeError: If the network of `Model` is not an `AccumulatedTrainStep`.
-        RuntimeError: If ranks differ in their number of micro-batches or drift apart, or an epoch had no finite
-            gradient.
-        FloatingPointError: If a gradient is not finite and the step has ``nonfinite="raise"``.
-
-    Supported Platforms:
-        ``CPU`` (``Ascend`` and ``GPU`` not run here)
-
-    Examples:
-        See `AccumulatedTrainStep`.
-    """
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        args = run_context.original_args()
-        self._step = step_of(args)
-        check_not_applied("AccumulatedTrainStep", self._step.ema)
-        self._step.average.begin_run()
-        self._was_trained, self._times_applied, self._warned = False, 0, False
-        self._run_context: RunContext | None = None
-        self._step.clear()  # an interrupted run may have left an open window
-        args["optimizer"] = self._step.optimizer
-        self._counts = self._step.counts
-        self._stop_together = None if self._step.group is None else _StopTogether(run_context, self._step)
-        self._flushed = False
-        if self._stop_together is not None:
-            kinds = {type(callback).__name__ for callback in args.get("list_callback") or ()}
-            equal_on_ranks = {
-                "number of micro-batches in an epoch": args["batch_num"],
-                "number of epochs": args["epoch_num"],
-                "'SaveStates' among the callbacks": "SaveStates" in kinds,
-                **rate_facts(self._step.optimizer),
-            }
-            agree("AccumulatedTrainStep", self._step.group, equal_on_ranks)
-
-    def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        args = run_context.original_args()
-        self._flushed = False
-        batches_done = args.get("batches_done", 0)  # set by SaveStates in a run resumed inside an epoch
-        self._step.epoch_begins(args["batch_num"] - batches_done)
-
-    def on_train_step_begin(self, run_context: RunContext) -> None:
-        self._end_evaluation()
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        self._run_context = run_context  # later callbacks may request a stop, of which an evaluation has no notice
-        self._was_trained, ema = self._step.network.training, self._step.ema
-        self._times_applied = 0 if ema is None else ema.times_applied
-        if run_context.get_stop_requested():
-            self._flush(run_context)
-        if self._step.windows.raises:
-            self._raise_if_skipped(run_context, at_once=True)
-
-    def on_eval_begin(self, run_context: RunContext) -> None:
-        self._flush(run_context)  # the number of micro-batches may differ from the data set's size
-        if hasattr(self, "_step"):
-            self._step.average.applied()
-
-    def on_eval_end(self, run_context: RunContext) -> None:
-        if hasattr(self, "_step"):
-            self._step.average.restore()
-
-    def on_train_epoch_end(self, run_context: RunContext) -> None:
-        self._flush(run_context)
-        self._raise_if_skipped(run_context, at_once=self._step.windows.raises)
-        self._counts = self._step.counts
-        if self._stop_together is not None:
-            self._stop_together.epoch_ends()
-
-    def _raise_if_skipped(self, run_context: RunContext, *, at_once: bool) -> None:
-        """Warn of windows that were skipped in this epoch, or raise an error."""
-        updated, skipped = (now - then for now, then in zip(self._step.counts, self._counts))
-        epoch, prefix = run_context.original_args()["cur_epoch_num"], "For 'AccumulatedTrainStep'"
-        if skipped > 0 and at_once:
-            raise FloatingPointError(f"{prefix}, a gradient in epoch {epoch} is not finite, and nonfinite='raise'.")
-        if skipped > 0:
-            windows = _check.quantity(skipped, "window")
-            _check.warn(f"{prefix}, {windows} skipped in epoch {epoch}: gradients were not finite.")
-        if skipped >= SKIPPED_IN_A_ROW and not updated:
-            raise RuntimeError(
-                f"{prefix}, the gradients of all {skipped} windows of an epoch were not finite. "
-                "Lower the learning rate or the loss scale, set 'clip_norm', or look for NaN in the data."
-            )
-
-    def on_train_end(self, run_context: RunContext) -> None:
-        self._end_evaluation()
-        self._step.average.end_run()
-        self._flush(run_context)
-        self._step.epoch_begins(0)
-
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        if kind is not None and hasattr(self, "_step"):  # `Model` also exits callbacks after each evaluation
-            self._step.average.end_run()
-            self._step.clear()
-
-    def _end_evaluation(self) -> None:
-        """Restore the weights after an evaluation; warn if it did not use their average."""
-        self._step.average.restore()
-        ema = self._step.ema
-        if ema is None or not self._was_trained or self._step.network.training:
-            return
-        self._was_trained = False
-        if ema.updates and ema.times_applied == self._times_applied and not self._warned:
-            self._warned = True
-            _check.warn(
-                "For 'AccumulatedTrainStep', a callback has evaluated weights that are not averaged, although 'ema' is "
-                "given. Use Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2])."
-            )
-
-    def _flush(self, run_context: RunContext) -> None:
-        """Update with an open window, unless a stop was requested and `SaveStates` saves it."""
-        if not hasattr(self, "_step"):
-            return
-        if self._stop_together is not None:  # once in an epoch, as ranks flush together
-            already_flushed, self._flushed = self._flushed, True
-            flushes = not already_flushed
-        else:
-            run = self._run_context or run_context
-            is_saved_open = run.get_stop_requested() and "batches_done" in run.original_args()
-            flushes = not is_saved_open
-        if flushes:
-            if self._stop_together is not None or self._step.micro_batches:  # ranks flush together, also without any
-                self._step.average.restore()
-            with training_mode(self._step.trained, True):  # a callback may have evaluated
-                self._step.flush()
-
-
-class _StopTogether:
-    """Postpones requests to stop to the end of the epoch, after which all ranks stop if one of them is to.
-
-    `Model` asks after the callbacks whether to stop. A rank that left its epoch before the others would end the job.
-
-    Args:
-        run_context (RunContext): that of the run, in which callbacks request a stop.
-        step (AccumulatedTrainStep): the network of `Model`.
-    """
-
-    def __init__(self, run_context: RunContext, step: AccumulatedTrainStep):
-        self._step, self._is_requested = step, bool(run_context.get_stop_requested())
-        self._epoch_has_ended = self._stopping = False
-        context: Any = run_context
-        context.request_stop, context.get_stop_requested = self._request, self._requested
-
-    def epoch_ends(self) -> None:
-        """Let the ranks agree when `Model` asks next."""
-        self._epoch_has_ended = True
-
-    def _request(self) -> None:
-        self._is_requested = True
-
-    def _requested(self) -> bool:
-        if self._epoch_has_ended:
-            self._epoch_has_ended = False
-            self._step.average.restore()  # the weights are compared
-            self._stopping = total([self._is_requested], self._step.group) != [0]
-            self._step.check_drift()
-        return self._stopping
-
-
-def step_of(args: Any) -> AccumulatedTrainStep:
-    """Return the train step of a run of `Model`."""
-    steps = [cell for _, cell in args["train_network"].cells_and_names() if isinstance(cell, AccumulatedTrainStep)]
-    is_valid = steps and args.get("optimizer") in (None, steps[0].optimizer) and args.get("loss_fn") is None
-    if not is_valid:
-        got = type(args["network"]).__name__ + (" with loss_fn or optimizer" if steps else "")
-        remedy = "Use Model(AccumulatedTrainStep(...)) without loss_fn and optimizer; the driver needs no FlushTail."
-        _check.raise_invalid(TypeError, "FlushTail", "network", "an AccumulatedTrainStep alone", got, remedy)
-    return steps[0]

@@ -210,9 +210,8 @@ def test_section_of_migration_runs_alone(name, migrations):
 
 
 def test_docstring_examples_are_collected():
-    assert {"ms_accum.accumulator.Accumulator", "ms_accum.training.windows.split_batch", "model_zoo.lenet.LeNet5"} <= set(
-        DOCTESTS
-    )
+    expected = {"ms_accum.accumulator.Accumulator", "ms_accum.training.windows.split_batch", "model_zoo.lenet.LeNet5"}
+    assert expected <= set(DOCTESTS)
 
 
 def test_readme_begins_with_train_and_test_commands():

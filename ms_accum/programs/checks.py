@@ -20,10 +20,11 @@ from .._check import first_words
 from ..accumulator import Accumulator
 from ..driver import GradientAccumulation
 from ..engine.ema import Ema
-from ..model_step import AccumulatedTrainStep, FlushTail
+from ..model_step import AccumulatedTrainStep
 from ..network.parameters import as_array
 from ..ranks.group import Group
 from ..saving.checkpointer import Checkpointer, Stopped
+from ..training.model_callbacks import FlushTail
 
 ROWS, WINDOW = (8, 5, 8, 5, 8), 3
 """tuple[int], rows of micro-batches: uneven, and the last window is shorter than the others."""

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 import numpy as np
 from mindspore import nn
-from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..network.optimizers import kind_of
@@ -17,10 +16,8 @@ from ..ranks.group import Group, gather_numbers, is_first
 from ..saving.checkpointer import Checkpointer, find_together
 from ..saving.model_file import CheckpointError
 from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
-from .callbacks import warn_about_counters
 from .data import Position
 from .run_state import SETTING, trained_parameters
-from .step import never
 
 
 class Accumulates(Protocol):
@@ -228,116 +225,3 @@ class ResumableLoop:
         restore(found_state.state, parameters, found_state.path, leave_out=SETTING if found_state.changed else "")
         self._accumulator.load(found_state.state.facts)
         self._at, self._reading, self._is_resumed = at, (at.epoch, at.batches), True
-
-
-class SaveStates(Callback):
-    """A callback that saves the training state of a run of `Model` and resumes it exactly, even inside a window.
-
-    The state is loaded when the callback is created. A callback serves one run and locks the folder until that run
-    ends. `Model` skips finished epochs with `initial_epoch`, and raises an error if no epoch is left: check
-    ``states.initial_epoch < epochs`` first. The data set skips finished batches with its `set_init_step`.
-
-    States are saved as the `Checkpointer` defines (`every`, `minutes`, a request to stop) and at the end, but not after
-    an error or Ctrl-C. Counters of callbacks, such as the patience of `EarlyStopping`, restart, with a warning. Python
-    functions in the data set must draw their random numbers as a function of the row or the epoch.
-
-    Args:
-        checkpointer (Checkpointer): defines when and where states are saved, and which one to resume.
-        step (AccumulatedTrainStep): the network of `Model`.
-        dataset (Dataset): the data set that `Model` trains on, shuffled with a fixed seed.
-
-    Raises:
-        CheckpointError: If the state to resume can't be read, or belongs to another run.
-
-    Supported Platforms:
-        ``CPU`` (``Ascend`` and ``GPU`` not run here)
-
-    Examples:
-        >>> import tempfile
-        >>> from mindspore import nn
-        >>> from mindspore.train import Model
-        >>> from model_zoo import MLP, create_dataset
-        >>> from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, SaveStates
-        >>> def train(epochs, folder):
-        ...     net, digits = MLP(), create_dataset(image_size=28)
-        ...     step = AccumulatedTrainStep((net, nn.CrossEntropyLoss()), nn.SGD(net.trainable_params(), 0.1))
-        ...     states = SaveStates(Checkpointer(folder, every=10, resume="auto"), step, digits)
-        ...     Model(step).train(epochs, digits, callbacks=[FlushTail(), states], initial_epoch=states.initial_epoch)
-        ...     return step.updates
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     print(train(1, folder), train(2, folder))
-        12 24
-    """
-
-    def __init__(self, checkpointer: Checkpointer, step: Any, dataset: Any):
-        self._loop = ResumableLoop(checkpointer, step.trained, step)
-        self._step, self._checkpointer = step, checkpointer
-        self._data = dataset
-        self._size = dataset.get_dataset_size()
-        self._loop.set_epoch_size(self._size)
-        self._loop.__enter__()
-        self._is_resumed, self._is_used = self._loop.is_resumed, False
-        self._epoch, self._batches = self._loop.epoch, self._loop.batches
-        if self._batches == self._size:
-            reason = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
-            _check.warn(f"For 'SaveStates', the resumed run {reason}.")
-            self._epoch, self._batches = self._epoch + 1, 0
-        steps_done = self._size * self.initial_epoch + self._batches
-        if steps_done >= 2**31:  # MindSpore counts in 32 bits
-            raise CheckpointError(
-                f"The state has finished {steps_done:,} steps, which a data set of MindSpore can't skip."
-            )
-        dataset.set_init_step(steps_done)
-
-    @property
-    def initial_epoch(self) -> int:
-        """int, the number of finished epochs; pass it to `Model.train` or `Model.fit` as `initial_epoch`."""
-        return self._epoch - 1
-
-    def on_train_begin(self, run_context: RunContext) -> None:
-        args = run_context.original_args()
-        if self._is_used:
-            raise RuntimeError("For 'SaveStates', a run of Model has used it already. Create a new one for each run.")
-        if args["train_dataset"] is not self._data:
-            _check.raise_invalid(ValueError, "SaveStates", "dataset", "the one that Model trains on", "another one")
-        if self._is_resumed:
-            warn_about_counters(args.get("list_callback", ()))
-        args["batches_done"] = self._batches
-        self._step.stops = lambda: self._checkpointer.requests()[0] > 0
-        args["cur_step_num"] = self._steps_seen = args["batch_num"] * self.initial_epoch + self._batches
-
-    def on_train_epoch_begin(self, run_context: RunContext) -> None:
-        epoch = run_context.original_args()["cur_epoch_num"]
-        if epoch < self._epoch:
-            remedy = "Pass initial_epoch=states.initial_epoch to Model.train or Model.fit."
-            rule = f"{self.initial_epoch}, the number of epochs that the resumed run has finished"
-            _check.raise_invalid(ValueError, "SaveStates", "initial_epoch", rule, epoch - 1, remedy)
-
-    def on_train_step_end(self, run_context: RunContext) -> None:
-        args = run_context.original_args()
-        self._step.average.restore()  # a callback may have evaluated
-        steps_before, self._steps_seen = self._steps_seen, args["cur_step_num"]
-        args["batches_done"] += self._steps_seen - steps_before  # in sink mode a step has several batches
-        self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
-
-    def on_train_epoch_end(self, run_context: RunContext) -> None:
-        args = run_context.original_args()
-        self._step.average.restore()
-        if args["batches_done"] == args["batch_num"]:
-            args["batches_done"] = 0
-            self._loop.move_to(args["cur_epoch_num"] + 1)
-
-    def on_train_end(self, run_context: RunContext) -> None:
-        del run_context
-        self._end(None)
-
-    def __exit__(self, kind: Any, *error: Any) -> None:
-        if kind is not None:  # `Model` also exits callbacks after each evaluation
-            self._end(kind, *error)
-
-    def _end(self, *error: Any) -> None:
-        self._is_used = True
-        self._step.average.restore()
-        self._step.stops = never
-        self._data.set_init_step(0)
-        self._loop.__exit__(*error)
