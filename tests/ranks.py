@@ -27,7 +27,7 @@ from ms_accum import (
     evaluate,
     total,
 )
-from ms_accum.training.run_state import RunState
+from ms_accum.training.loop import RunState
 from reference import digest
 
 # Of all ranks together: uneven, and for N = 3 the last window is shorter. Two sizes, which are two graphs.

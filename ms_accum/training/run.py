@@ -34,7 +34,7 @@ from .callbacks import (
 )
 from .data import Data, Position
 from .evaluation import Evaluation
-from .run_state import RunState
+from .loop import RunState
 from .step import Ended, Step
 from .windows import Sizes, Windows, planned, windows_by_epoch
 

@@ -62,24 +62,6 @@ def sizes_of(owner: str, name: str, sizes: Any) -> Sizes:
     return sizes if isinstance(sizes, Sizes) else Sizes(owner, name, sizes)
 
 
-def windows_until(
-    batches: int, size_of: Callable[[int], int], updates: int, open_micro_batches: int = 0
-) -> tuple[int, int]:
-    """Return the number of full windows in this number of micro-batches, and the micro-batches left over.
-
-    Args:
-        batches (int): micro-batches.
-        size_of (Callable): the size of the window after a number of updates.
-        updates (int): updates before them.
-        open_micro_batches (int): micro-batches that the first window already holds.
-    """
-    remaining, windows = batches + open_micro_batches, 0
-    while remaining >= size_of(updates + windows):
-        remaining -= size_of(updates + windows)
-        windows += 1
-    return windows, remaining
-
-
 def is_full(micro_batches: Any, window: Any) -> Any:
     """Return whether a window of size `window` with this number of micro-batches is full.
 
@@ -178,11 +160,13 @@ def windows_by_epoch(
     left_over = open_micro_batches if tail == "carry" else 0
     by_epoch: list[int] = []
     for _ in range(epochs):
+        before, windows, left_over = updates + sum(by_epoch), 0, left_over + batches
         if sizes.constant is not None:
-            full, left_over = divmod(left_over + batches, sizes.constant)
+            windows, left_over = divmod(left_over, sizes.constant)
         else:
-            full, left_over = windows_until(batches, sizes.size_after, updates + sum(by_epoch), left_over)
-        by_epoch.append(full + (tail == "flush" and left_over > 0))
+            while is_full(left_over, size := sizes.size_after(before + windows)):
+                windows, left_over = windows + 1, left_over - size
+        by_epoch.append(windows + (tail == "flush" and left_over > 0))
         left_over = left_over if tail == "carry" else 0
     return by_epoch
 

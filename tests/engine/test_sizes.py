@@ -8,7 +8,7 @@ from mindspore import nn
 
 from helpers import Recorder, Slope, micro_batch, slope_driver
 from ms_accum import Accumulator, Checkpointer, GradientAccumulation, Stopped, ramp_up
-from ms_accum.training.windows import Sizes, windows_until
+from ms_accum.training.windows import Sizes
 from runs import stop_after
 
 STEPS = {0: 1, 2: 3, 3: 2, 5: 4}
@@ -137,10 +137,3 @@ def test_ramp_up_rejects_invalid_arguments():
         ramp_up(4, 2, 100, micro_batch_size=8)
     with pytest.raises(ValueError, match="'samples' must be an int >= 1"):
         ramp_up(1, 2, 0, micro_batch_size=8)
-
-
-@pytest.mark.host
-def test_windows_until():
-    assert windows_until(16, by_function, 0) == (6, 3)
-    assert windows_until(3, by_function, 0, open_micro_batches=1) == (2, 2)
-    assert windows_until(6, by_function, 2) == (2, 1)  # of 3 and 2, after two updates

@@ -15,7 +15,7 @@ from ms_accum.network.optimizers import rates_of
 from ms_accum.ranks import agreement
 from ms_accum.ranks import group as collectives
 from ms_accum.ranks.zero import ELEMENTWISE
-from ms_accum.training.run_state import trained_parameters
+from ms_accum.training.loop import trained_parameters
 
 SAME = "all ranks must have the same"
 DRIVER, STEP, RUN = "'GradientAccumulation'", "'AccumulatedTrainStep'", "'train_process'"

@@ -12,7 +12,7 @@ from helpers import cross_entropy
 from ms_accum import Group, ZeroOptimizer
 from ms_accum.ranks.reduction import Part
 from ms_accum.ranks.zero import ELEMENTWISE
-from ms_accum.training.run_state import trained_parameters
+from ms_accum.training.loop import trained_parameters
 from reference import miss
 
 

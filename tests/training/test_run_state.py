@@ -13,7 +13,7 @@ from mindspore.experimental.optim import lr_scheduler as schedules
 
 from helpers import Recorder, batches, slope_driver, values
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped
-from ms_accum.training.run_state import trained_parameters
+from ms_accum.training.loop import trained_parameters
 
 pytestmark = pytest.mark.host
 
