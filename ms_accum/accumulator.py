@@ -18,7 +18,7 @@ from .loss.known_losses import REDUCTIONS
 from .network import tree
 from .network.compiled import Compiled, branch, call
 from .network.optimizers import kind_of, warn_if_no_gradient
-from .network.parameters import state, unique_name
+from .network.parameters import unique_name, untrained
 from .network.runtime import tune
 from .ranks.agreement import begin_together, check_drift
 from .ranks.group import gather_numbers
@@ -119,7 +119,7 @@ class Accumulator:
         chosen = checked(_OWNER, {**options, "clip_norm": clip_norm})
         sizes = sizes_of(*_SIZE, accumulate_step)
         _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
-        config = resolve(_OWNER, optimizer, network, chosen, weighted=reduction == "mean", in_graph=True)
+        config = resolve(_OWNER, optimizer, network, chosen, divides=reduction == "mean", in_graph=True)
         tune(_OWNER, (optimizer if network is None else network).get_parameters())
         if config.group is not None and network is None:
             rule = "given with several ranks, which compare its Parameters and draw different random numbers"
@@ -136,19 +136,19 @@ class Accumulator:
         self._sizes, self._next_size = sizes, None if sizes.constant else sizes.function or _SizeBySteps(sizes.steps)
         name = unique_name("accumulator")
         # A window of 1 needs no accumulators in a single process.
-        at_once = sizes.constant == 1 and self.group is None
-        self._window = Window(config, None) if at_once else new_window(name, config)
+        without_sums = sizes.constant == 1 and self.group is None
+        self._window = Window(config, None) if without_sums else new_window(name, config)
         first = sizes.size_after(Tensor(0, ms.int32) if sizes.function else 0)
-        self._size = state(f"{name}.window", first, ms.int32)
-        self.micro_batches = state(f"{name}.micro_batches", 0, ms.int32)
+        self._size = untrained(f"{name}.window", first, ms.int32)
+        self.micro_batches = untrained(f"{name}.micro_batches", 0, ms.int32)
         """Parameter of int32, the number of micro-batches in the open window."""
-        self.updates = state(f"{name}.updates", 0, ms.int32)
+        self.updates = untrained(f"{name}.updates", 0, ms.int32)
         """Parameter of int32, the number of updates so far."""
-        self.skipped = state(f"{name}.skipped", 0, ms.int32)
+        self.skipped = untrained(f"{name}.skipped", 0, ms.int32)
         """Parameter of int32, windows so far without an update: not finite, all weights 0, or skipped by a stage."""
-        self.updated = state(f"{name}.updated", False, ms.bool_)
+        self.updated = untrained(f"{name}.updated", False, ms.bool_)
         """Parameter of bool, whether the last call updated the parameters."""
-        self.grad_norm = state(f"{name}.grad_norm", 0.0, ms.float32)
+        self.grad_norm = untrained(f"{name}.grad_norm", 0.0, ms.float32)
         """Parameter of float32, the norm of the last window's gradient, before clipping."""
         self._loss_scale = config.scale.constant if config.scale.value is None else config.scale.value
         self._outside = _Outside()
@@ -167,10 +167,10 @@ class Accumulator:
         """Add a micro-batch whose gradients have been checked, and end the window if it is full. For `__call__`."""
         window = self._window
         # By index: MindSpore warns about a result that a graph takes and does not use.
-        weighed = window.leave_out(gradients, weight)
-        weight, kept_factor = weighed[0], weighed[1]
+        left = window.leave_out(gradients, weight)
+        weight, kept_factor = left[0], left[1]
         if not window.has_sums:
-            return self._update_at_once(gradients, weight, kept_factor)
+            return self._update_without_sums(gradients, weight, kept_factor)
         added = window.add(gradients, weight, kept_factor)
         ops.assign_add(self.micro_batches, ops.depend(Tensor(1, ms.int32), added))
         updated = Tensor(False)
@@ -188,11 +188,11 @@ class Accumulator:
             ops.assign(self._size, ops.cast(self._next_size(self.updates), ms.int32))
         return updated
 
-    def _update_at_once(self, gradients: Any, weight: Any, kept_factor: Any) -> Any:
+    def _update_without_sums(self, gradients: Any, weight: Any, kept_factor: Any) -> Any:
         """Run a window of one micro-batch, which has no accumulators."""
         gradients = gradients if kept_factor is None else tree.multiply_no_nan(gradients, kept_factor)
         weight = None if weight is None else ops.cast(weight, ms.float32)
-        closed = self._window.close_at_once(gradients, weight)
+        closed = self._window.close_without_sums(gradients, weight)
         norm = closed[1] if self._through_branch is None else self._through_branch(closed[1])
         return self._count(closed[0], norm)
 
@@ -209,9 +209,9 @@ class Accumulator:
 
     def _checked(self, weight: Any) -> Any:
         """Return the weight; raise an error if it is missing, not a number, or given where it has no effect."""
-        if weight is not None and not self._window.weighted:
+        if weight is not None and not self._window.divides:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
-        if weight is None and self._window.weighted:
+        if weight is None and self._window.divides:
             raise ValueError(
                 "For 'Accumulator', 'weight' must be given with reduction='mean', but got None. Call "
                 "accumulator(grads, rows) with the number that the micro-batch's loss averages over: rows or tokens."
@@ -300,7 +300,7 @@ class Accumulator:
     def settings(self) -> dict[str, Any]:
         """dict, the settings that must be equal in a resumed run."""
         size = self.accumulate_step if self._sizes.constant else self._sizes.settings
-        reduction = "mean" if self._window.weighted else "sum"
+        reduction = "mean" if self._window.divides else "sum"
         return {"accumulate_step": size, "reduction": reduction, **self._config.settings}
 
     @property

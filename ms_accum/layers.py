@@ -15,7 +15,7 @@ import numpy as np
 from mindspore import Tensor, mint, nn, ops
 
 from . import _check
-from .network.parameters import state
+from .network.parameters import untrained
 
 
 def replace_layers(network: nn.Cell, matches: Callable[[Any], bool], make: Callable[[Any, int], nn.Cell]) -> list[Any]:
@@ -277,7 +277,7 @@ class CountedDropout(nn.Cell):
         self.seed = int(_number_below(2**63, owner, "seed", seed))
         self.layer = int(_number_below(2**31, owner, "layer", layer))
         self.mask_key = MaskKey(self.seed, self.layer, 0)
-        self.dropout_counter = state(COUNTER, 0, ms.int32)
+        self.dropout_counter = untrained(COUNTER, 0, ms.int32)
         self.scale = 1.0 / (1.0 - self.p)
         self.threshold = Tensor(np.uint64(min(round(self.p * 2**64), 2**64 - 1)))
 

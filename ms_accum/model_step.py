@@ -15,7 +15,7 @@ from .engine.config import Options, checked, with_options
 from .engine.ema import Ema, averaged, check_not_applied
 from .loss.known_losses import runnable
 from .loss.objective import Objective
-from .loss.terms import terms_of, weighed
+from .loss.terms import terms_of, total_of
 from .network.compiled import Compiled, call
 from .network.parameters import copied
 from .ranks.agreement import check_drift
@@ -332,7 +332,7 @@ class _Evaluate(Compiled):
         output = call(self.eval_of, columns) if self.loss_fn is None else self.eval_of(columns[0])
         loss = output if self.loss_fn is None else call(self.loss_fn, (output, *columns[1:]))
         if self.names is not None:
-            loss = weighed(terms_of(self.owner, self.names, loss), inputs[-2], inputs[-1])
+            loss = total_of(terms_of(self.owner, self.names, loss), inputs[-2], inputs[-1])
         # `Model` expects at least three outputs.
         return (loss, loss, loss) if self.loss_fn is None else (loss, output, *columns[1:])
 

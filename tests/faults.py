@@ -55,7 +55,7 @@ FAULTS = {
         "test_driver.py::test_weights_do_not_enter_a_float16_backward",
     ),
     "a weight counts twice": Fault(
-        "engine/window.py", "weight is None or self.weighs_loss else", "weight is None else", programs("driver")
+        "engine/window.py", "weight is None or self.weight_in_loss else", "weight is None else", programs("driver")
     ),
     # Where a window ends
     "one late": Fault(
@@ -115,7 +115,7 @@ FAULTS = {
     ),
     "weights are not multiplied": Fault(
         "engine/window.py",
-        "factor = kept_factor if weight is None or self.weighs_loss else weight",
+        "factor = kept_factor if weight is None or self.weight_in_loss else weight",
         "factor = kept_factor",
         programs("driver"),
     ),
@@ -307,7 +307,7 @@ FAULTS = {
     ),
     "generators are not resumed": Fault(
         "saving/training_state.py",
-        '    set_random_state(state.facts["random"])\n',
+        '    set_random_state(state.metadata["random"])\n',
         "",
         "saving/test_resume.py::test_random_number_generators_are_restored[eager]",
     ),
@@ -403,8 +403,8 @@ FAULTS = {
     ),
     "a dropout counter is not saved": Fault(
         "layers.py",
-        "self.dropout_counter = state(COUNTER, 0, ms.int32)",
-        "object.__setattr__(self, COUNTER, state(COUNTER, 0, ms.int32))",
+        "self.dropout_counter = untrained(COUNTER, 0, ms.int32)",
+        "object.__setattr__(self, COUNTER, untrained(COUNTER, 0, ms.int32))",
         "layers/test_dropout.py::test_resumed_run_draws_same_masks[eager]",
     ),
     # Losses and weights
@@ -489,7 +489,7 @@ FAULTS = {
     ),
     "each loop ends its window": Fault(
         "training/runners.py",
-        "last = ends and number == len(inputs)\n        weighs",
+        "last = ends and number == len(inputs)\n        shares",
         "last = ends\n        weighs",
         "training/test_loops.py::test_loops_train_to_the_bytes_of_calls",
     ),
@@ -661,7 +661,7 @@ FAULTS = {
     ),
     "losses are not summed over the ranks": Fault(
         "ranks/reduction.py",
-        'end["figures"] = others[1]\n',
+        'end["losses"] = others[1]\n',
         'end["figures"] = zero if figures is None else figures\n',
         ON_RANKS,
     ),
@@ -762,8 +762,8 @@ FAULTS = {
     ),
     "weight 0 ignored in windows of 1": Fault(
         "accumulator.py",
-        "self._window.close_at_once(gradients, weight)",
-        "self._window.close_at_once(gradients, None)",
+        "self._window.close_without_sums(gradients, weight)",
+        "self._window.close_without_sums(gradients, None)",
         "test_accumulator.py::test_window_of_weight_0_is_skipped[1]",
     ),
     "a large buffer of the first window is not put back": Fault(
@@ -786,7 +786,7 @@ FAULTS = {
     ),
     "generators of a window that is not finished": Fault(
         "training/run.py",
-        'return state._replace(facts={**state.facts, "random": self._generators})',
+        'return state._replace(metadata={**state.metadata, "random": self._generators})',
         "return state",
         "training/test_window_of_terms.py::test_stopping_inside_a_window_changes_no_byte",
     ),
@@ -816,7 +816,7 @@ FAULTS = {
     ),
     "name of the best state forgotten": Fault(
         "saving/checkpointer.py",
-        'self.best, self._best_name = facts["best"]',
+        'self.best, self._best_name = metadata["best"]',
         'self.best = facts["best"][0]',
         "saving/test_states.py::test_resumed_run_keeps_as_many_as_one_that_was_not_stopped[eager]",
     ),
@@ -986,13 +986,13 @@ FAULTS = {
     ),
     "a tail that is not finite does not end the run": Fault(
         "training/model_callbacks.py",
-        "at_once=self._step.windows.raises)",
-        "at_once=False)",
+        "raises=self._step.windows.raises)",
+        "raises=False)",
         "test_model_step.py::test_tail_that_is_not_finite_ends_the_run",
     ),
     "FlushTail raises when the epoch ends": Fault(
         "training/model_callbacks.py",
-        "        if self._step.windows.raises:\n            self._raise_if_skipped(run_context, at_once=True)\n",
+        "        if self._step.windows.raises:\n            self._raise_if_skipped(run_context, raises=True)\n",
         "",
         "engine/test_nonfinite.py::test_flush_tail_raises_for_nonfinite_gradient",
     ),

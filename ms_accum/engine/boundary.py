@@ -28,7 +28,7 @@ class End(TypedDict):
     """The sums of the gradients, until they are multiplied by 1 / `divisor`."""
     weight: Any
     """What the window counts for, or None: what divides the sums, or what must not be 0, or the mean is 0/0."""
-    figures: Any
+    losses: Any
     """More numbers, to sum over the ranks, or None: the first is the sum of the losses."""
     skip_counts: Any
     """The micro-batches that were not left out, and those left out although their loss was finite, or None."""
@@ -66,10 +66,10 @@ class Boundary:
         self.config = config
         # Without accumulators a window has one micro-batch, whose weight is 0 or cancels out: nothing is left out.
         self.skips = config.skips if accumulated else None
-        divides = accumulated and config.weighted
+        divides = accumulated and config.divides
         in_place = accumulated and (sums is None or sums.in_place)
         as_computed = not (accumulated or config.stages or sums is not None)
-        native = native_update(config, emptied, at_once=in_place and not config.stages, as_computed=as_computed)
+        native = native_update(config, emptied, in_one_pass=in_place and not config.stages, as_computed=as_computed)
         measures = config.kernels if sums is None else sums
         narrow = any(parameter.dtype != ms.float32 for parameter in config.parameters)
 
@@ -92,8 +92,8 @@ class Boundary:
         self.update = update
         self.find_touched()
 
-    def __call__(self, gradients: Any, weight: Any = None, figures: Any = None) -> Any:
-        """Return whether the optimizer was called, the norm before clipping, and the sum of `figures` over the ranks.
+    def __call__(self, gradients: Any, weight: Any = None, losses: Any = None) -> Any:
+        """Return whether the optimizer was called, the norm before clipping, and the sum of `losses` over the ranks.
 
         The weight is the sum that divides accumulators. That of the only micro-batch of a window, whose gradients are
         not multiplied by it, cancels out, unless it is 0: then the norm is 0/0 and the window is skipped, too.
@@ -101,7 +101,7 @@ class Boundary:
         end: End = {
             "gradients": gradients,
             "weight": weight,
-            "figures": figures,
+            "losses": losses,
             "skip_counts": None if self.skips is None else self.skips.sent(),
             "divisor": None,
             "norm": None,
@@ -109,7 +109,7 @@ class Boundary:
         }
         for stage in self.stages:
             end = stage(end)
-        return end["keep"], end["norm"], end["figures"]
+        return end["keep"], end["norm"], end["losses"]
 
     def find_touched(self) -> None:
         """Find the Parameters that a branch with the optimizer uses, on the host, before a graph is compiled.
@@ -172,7 +172,7 @@ class Norm:
         self.measures, self.own_scale, self.divided = measures, own_scale, divided
 
     def __call__(self, end: End) -> End:
-        norm = self.measures.norm(end["gradients"], end["figures"]) / self.own_scale
+        norm = self.measures.norm(end["gradients"], end["losses"]) / self.own_scale
         if end["divisor"] is not None:
             norm = norm / end["divisor"]
         if end["weight"] is not None and not self.divided:

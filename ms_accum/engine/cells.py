@@ -168,7 +168,7 @@ class TrainForwardBackward(Compiled):
         counted = None
         if window.weight_sum or weight is not None:
             counted = ops.cast(inputs[0].shape[0] if weight is None else weight, ms.float32)
-        loss, grads = call(self.loss_and_gradients, inputs, weight=counted if window.weighs_loss else None)
+        loss, grads = call(self.loss_and_gradients, inputs, weight=counted if window.weight_in_loss else None)
         total = loss[0] if self.loss_and_gradients.has_terms else loss
         counted, kept_factor, left_out = window.leave_out(grads, counted, total)
         if kept_factor is not None:
@@ -193,10 +193,11 @@ class TrainOptim(Compiled):
         compile (bool): see `TrainForwardBackward`. Default: ``True``.
 
     Inputs:
-        - **figures** (Tensor, optional) - float32 numbers to sum over the ranks in the same communication.
+        - **losses** (Tensor, optional) - float32 numbers, such as sums of losses, to sum over the ranks in the same
+          communication.
 
     Outputs:
-        tuple[Tensor], whether the parameters were updated, the norm before clipping, and the sum of `figures` if given.
+        tuple[Tensor], whether the parameters were updated, the norm before clipping, and the sum of `losses` if given.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -229,9 +230,9 @@ class TrainOptim(Compiled):
         self.window = window
         self.before_compiling = window.boundary.find_touched
 
-    def construct(self, figures: Any = None) -> Any:
-        updated, norm, summed = self.window.close(figures)
-        return (updated, norm) if figures is None else (updated, norm, summed)
+    def construct(self, losses: Any = None) -> Any:
+        updated, norm, summed = self.window.close(losses)
+        return (updated, norm) if losses is None else (updated, norm, summed)
 
 
 class TrainClear(Compiled):
@@ -297,7 +298,7 @@ def _window_of(
         check_network(owner, network)
         check_gradient(owner, network, compiles)
     options = checked(owner, {"clip_norm": clip_norm, "group": group, "ema": ema, "compile": compile})
-    config = resolve(owner, optimizer, network, options, weighted=weight_sum is not None, accumulators=grad_sum)
+    config = resolve(owner, optimizer, network, options, divides=weight_sum is not None, accumulators=grad_sum)
     _check_accumulators(config, grad_sum)
     if network is not None:
         tune(owner, network.get_parameters())
@@ -312,8 +313,8 @@ def _check_accumulators(config: WindowConfig, grad_sum: Any) -> None:
     remedy = "Make them of 'optimizer.parameters'."
     tree.check_number(owner, "grad_sum", grad_sum, parameters, remedy)
     tree.check_shapes(owner, "grad_sum", grad_sum, parameters, remedy)
-    known = attached(grad_sum[0], "_ms_accum_weighted", lambda: [config.weighted])
-    if known != [config.weighted]:
-        other, this = ("given" if weighted else "None" for weighted in (*known, config.weighted))
+    known = attached(grad_sum[0], "_ms_accum_divides", lambda: [config.divides])
+    if known != [config.divides]:
+        other, this = ("given" if divides else "None" for divides in (*known, config.divides))
         rule = f"{other}, as in the other Cell with this 'grad_sum'"
         _check.raise_invalid(ValueError, owner, "weight_sum", rule, this, "Otherwise use separate accumulators.")

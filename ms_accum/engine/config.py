@@ -138,7 +138,7 @@ class WindowConfig:
     """Whether Cells are compiled in PyNative mode, too."""
     kernels: Any
     """Measure and empty gradients: MindSpore's, or our own."""
-    weighted: bool
+    divides: bool
     """Whether the window's gradient is divided by the sum of the weights."""
     shares: bool
     """Whether weights are the micro-batches' shares of the window, which add up to 1."""
@@ -198,7 +198,7 @@ class WindowConfig:
         }
 
     @property
-    def weighs_loss(self) -> bool:
+    def weight_in_loss(self) -> bool:
         """bool, whether a share multiplies the loss, at no cost: MindSpore needs an array to multiply a gradient.
 
         Not in float16, where the product may become 0. With our operators, which multiply while they add, it would save
@@ -223,7 +223,7 @@ def resolve(
     network: nn.Cell | None,
     options: Options,
     *,
-    weighted: bool,
+    divides: bool,
     shares: bool = False,
     in_graph: bool = False,
     accumulators: Sequence[Parameter] = (),
@@ -235,7 +235,7 @@ def resolve(
         optimizer (Optimizer): updates the parameters.
         network (Optional[Cell]): what is differentiated, if it is available.
         options (Options): all of them, from `options.checked`.
-        weighted (bool): whether the window's gradient is a weighted mean.
+        divides (bool): whether the window's gradient is a weighted mean.
         shares (bool): whether weights are the micro-batches' shares of the window. Default: ``False``.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.
         accumulators (Sequence[Parameter]): the accumulators, if the user made them. Default: none.
@@ -260,7 +260,7 @@ def resolve(
         optimizer=optimizer,
         compiles=compiles,
         kernels=used,
-        weighted=weighted,
+        divides=divides,
         shares=shares,
         half=scale.is_used or (network is not None and has_half(network)),
         clip_norm=clip_norm,

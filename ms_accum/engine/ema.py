@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, ops
 
 from .. import _check
 from ..network import tree
-from ..network.parameters import as_array, state, unique_name, zeros_like
+from ..network.parameters import as_array, unique_name, untrained, zeros_like
 
 _OWNER = "Ema"
 
@@ -62,7 +62,7 @@ class Ema:
         self.times_applied = 0
         """int, the number of times that the averages were applied."""
         name = unique_name("ema")
-        self._name, self._updates = name, state(f"{name}.updates", 0, ms.int32)
+        self._name, self._updates = name, untrained(f"{name}.updates", 0, ms.int32)
 
     def begin(self, parameters: Sequence[Any]) -> None:
         """Create float32 averages of these Parameters; raise an error if it already averages others."""

@@ -12,7 +12,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, amp, ops
 
 from .. import _check
-from ..network.parameters import attached, state, unique_name
+from ..network.parameters import attached, unique_name, untrained
 
 _FIXED = (amp.StaticLossScaler, amp.FixedLossScaleManager)
 _DYNAMIC = (amp.DynamicLossScaler, amp.DynamicLossScaleManager)
@@ -75,15 +75,15 @@ class DynamicScale:
     def __init__(self, value: Parameter, good: Parameter, factor: float, window: int):
         self.value, self.good = value, good
         self.factor, self.window = float(factor), int(window)
-        self.counted = state(f"{unique_name('loss_scale')}.overflows", 0, ms.int32)
+        self.counted = untrained(f"{unique_name('loss_scale')}.overflows", 0, ms.int32)
         self.optimizer: Callable[[], Any] = lambda: None
         """Callable, a weak reference to the optimizer that uses it."""
 
     def __call__(self, end: Any) -> Any:
         """Change the scale: a stage of a window's end. If the loss is not known, what is not finite is an overflow."""
-        weight, updated, figures = end["weight"], end["keep"], end["figures"]
+        weight, updated, losses = end["weight"], end["keep"], end["losses"]
         overflow = ops.logical_not(ops.isfinite(end["norm"]))
-        loss = None if figures is None else figures[0]
+        loss = None if losses is None else losses[0]
         if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
             loss = (weight if loss is None else loss) / weight
         if loss is not None:
@@ -185,7 +185,7 @@ def _new_scale(owner: str, scaler: Any) -> DynamicScale:
         value.requires_grad, value.name = False, f"{name}.value"
     else:
         initial = float(scaler.get_loss_scale())
-        value = state(f"{name}.value", initial, ms.float32)
+        value = untrained(f"{name}.value", initial, ms.float32)
     if not (math.isfinite(initial) and initial >= 1):
         _check.raise_invalid(ValueError, owner, "loss_scale", "finite and >= 1", initial)
-    return DynamicScale(value, state(f"{name}.good", 0, ms.int32), scaler.scale_factor, scaler.scale_window)
+    return DynamicScale(value, untrained(f"{name}.good", 0, ms.int32), scaler.scale_factor, scaler.scale_window)

@@ -22,10 +22,10 @@ class NativeUpdate:
         config (WindowConfig): what the window works with.
         rule (Union[_OfNN, _AdamW]): the optimizer's rule.
         emptied (tuple[Parameter]): the accumulators to be zero after it, also if nothing is updated.
-        at_once (bool): whether the gradients are these accumulators, so that one pass is enough.
+        in_one_pass (bool): whether the gradients are these accumulators, so that one pass is enough.
     """
 
-    def __init__(self, config: WindowConfig, rule: Any, emptied: tuple, *, at_once: bool):
+    def __init__(self, config: WindowConfig, rule: Any, emptied: tuple, *, in_one_pass: bool):
         owner, optimizer = config.owner, config.optimizer
 
         def check() -> bool:
@@ -38,7 +38,7 @@ class NativeUpdate:
             return True
 
         self.check = ops.constexpr(check, reuse_result=False)
-        empties = bool(emptied) and at_once
+        empties = bool(emptied) and in_one_pass
         self.kernels, self.emptied = config.kernels, () if empties else emptied
         self.rule = rule
         self.parameters = config.parameters
@@ -86,7 +86,7 @@ class NativeUpdate:
         return end
 
 
-def native_update(config: WindowConfig, emptied: tuple, *, at_once: bool, as_computed: bool) -> NativeUpdate | None:
+def native_update(config: WindowConfig, emptied: tuple, *, in_one_pass: bool, as_computed: bool) -> NativeUpdate | None:
     """Return the operator that computes what the optimizer would; None if there is none.
 
     `as_computed` gradients may be trained parameters themselves, as that of a in a * b is b. The operator sees to it
@@ -95,7 +95,7 @@ def native_update(config: WindowConfig, emptied: tuple, *, at_once: bool, as_com
     rule = None if config.kernels.library is None else _rule_of(config.optimizer)
     if rule is None or (as_computed and len(rule.spans) > 1):
         return None
-    return NativeUpdate(config, rule, emptied, at_once=at_once)
+    return NativeUpdate(config, rule, emptied, in_one_pass=in_one_pass)
 
 
 # The rules: what `native.cc` needs of each optimizer

@@ -8,7 +8,7 @@ import mindspore as ms
 from mindspore import Tensor, ops
 
 from .. import _check
-from ..network.parameters import state, unique_name
+from ..network.parameters import unique_name, untrained
 
 SKIP_WINDOW, SKIP_MICRO, RAISE = "skip_window", "skip_micro", "raise"
 POLICIES = (SKIP_WINDOW, SKIP_MICRO, RAISE)
@@ -24,11 +24,11 @@ class SkipMicro:
 
     def __init__(self) -> None:
         name = unique_name("skip_micro")
-        self.counts = state(f"{name}.counts", [0.0, 0.0], ms.float32)
+        self.counts = untrained(f"{name}.counts", [0.0, 0.0], ms.float32)
         """Parameter, in the open window: micro-batches not left out, and left out although their loss was finite."""
-        self.left_out = state(f"{name}.left_out", 0, ms.int32)
+        self.left_out = untrained(f"{name}.left_out", 0, ms.int32)
         """Parameter, the number of micro-batches left out so far, on all ranks."""
-        self.uncounted = state(f"{name}.uncounted", 0, ms.int32)
+        self.uncounted = untrained(f"{name}.uncounted", 0, ms.int32)
         """Parameter, those of this rank that the other ranks have not counted yet."""
 
     def __call__(self, kernels: Any, gradients: Any, loss: Any = None, weight: Any = None) -> Any:

@@ -13,7 +13,7 @@ from .. import _check
 from ..network import tree
 from ..network.compiled import call
 from ..network.optimizers import is_sharded
-from ..network.parameters import state, unique_name
+from ..network.parameters import unique_name, untrained
 from .loss_scale import own_scale
 
 Stage = Callable[[tuple[Tensor, ...], Tensor], Any]
@@ -41,7 +41,7 @@ class UserStage:
         self.name = getattr(stage, "__qualname__", type(stage).__name__)
         self.what = f"the gradients of stage {number} ({self.name})"
         self.trained = tuple(trained)
-        self.skipped = state(f"{unique_name('stage')}.skipped", 0, ms.int32)
+        self.skipped = untrained(f"{unique_name('stage')}.skipped", 0, ms.int32)
         """Parameter, the windows so far that it skipped."""
         found = {"windows_skipped": self.skipped, **dict(_parameters(getattr(stage, "__self__", stage), set()))}
         self.touched = tuple(found.values())

@@ -13,7 +13,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, ops
 
 from ..network import tree
-from ..network.parameters import state, untracked, zeros_like
+from ..network.parameters import untracked, untrained, zeros_like
 from .boundary import Boundary
 from .config import WindowConfig
 from .nonfinite import SkipMicro
@@ -44,9 +44,9 @@ class Window:
         self.has_sums = grad_sum is not None
         self.grad_sum = tuple(grad_sum or ())
         self.weight_sum = untracked(weight_sum)
-        self.weighted = config.weighted
+        self.divides = config.divides
         self.skips = config.skips if self.has_sums else None
-        self.weighs_loss = config.weighs_loss and self.has_sums
+        self.weight_in_loss = config.weight_in_loss and self.has_sums
         """bool, whether a loss is multiplied by its weight, instead of the gradients."""
         self.sum_over_ranks = config.summing.of_micro_batch
         self.names = tuple(parameter.name for parameter in config.parameters)
@@ -83,7 +83,7 @@ class Window:
         if weight is not None and self.weight_sum:
             ops.assign_add(self.weight_sum[0], ops.cast(weight, ms.float32))
         kernels = self.kernels
-        factor = kept_factor if weight is None or self.weighs_loss else weight
+        factor = kept_factor if weight is None or self.weight_in_loss else weight
         if self.sum_over_ranks is not None:
             if kept_factor is not None:
                 gradients = tree.multiply_no_nan(gradients, factor)
@@ -96,15 +96,15 @@ class Window:
             return kernels.add_weighted(self.grad_sum, gradients, factor)
         return kernels.add(self.grad_sum, gradients)
 
-    def close(self, figures: Any = None) -> Any:
+    def close(self, losses: Any = None) -> Any:
         """End the window: see `Boundary`. Afterwards it is empty if its accumulators are its own."""
         weight_sum = self.weight_sum[0] if self.weight_sum else None
-        closed = self.boundary(self.grad_sum, weight_sum, figures)
+        closed = self.boundary(self.grad_sum, weight_sum, losses)
         return ops.depend(closed, clear_scalars(self.weight_sum, self.skips)) if self.own else closed
 
-    def close_at_once(self, gradients: Any, weight: Any = None, figures: Any = None) -> Any:
+    def close_without_sums(self, gradients: Any, weight: Any = None, losses: Any = None) -> Any:
         """End a window of one micro-batch, which has no accumulators. Its weight cancels out, unless it is 0."""
-        return self.boundary(gradients, weight, figures)
+        return self.boundary(gradients, weight, losses)
 
     def clear(self) -> Any:
         """Set the sums to zero; let something depend on what it returns."""
@@ -148,5 +148,5 @@ def clear_scalars(weight_sum: tuple, skips: SkipMicro | None) -> Any:
 def new_window(name: str, config: WindowConfig) -> Window:
     """Return a window with new accumulators, whose names begin with `name`."""
     grad_sum = zeros_like(f"{name}.grad_sum", config.summing.like)
-    weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if config.weighted else None
+    weight_sum = untrained(f"{name}.weight_sum", 0.0, ms.float32) if config.divides else None
     return Window(config, grad_sum, weight_sum, own=True)

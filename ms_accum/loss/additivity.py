@@ -37,11 +37,11 @@ class AdditivityCheck:
     Args:
         owner (str): the name used in warnings.
         forward (Cell): returns a micro-batch's loss from its columns.
-        weigh (Callable): returns the weight of a micro-batch: its rows, or what is known of the loss.
+        weight_of (Callable): returns the weight of a micro-batch: its rows, or what is known of the loss.
     """
 
-    def __init__(self, owner: str, forward: nn.Cell, weigh: Callable[[tuple], float]):
-        self._owner, self._forward, self._weigh = owner, forward, weigh
+    def __init__(self, owner: str, forward: nn.Cell, weight_of: Callable[[tuple], float]):
+        self._owner, self._forward, self._weight_of = owner, forward, weight_of
         self._row: tuple = ()  # of an earlier micro-batch
         self._amounts_of_row: dict[Hashable, float] = {}
         self._shapes_differ = False
@@ -118,7 +118,7 @@ class AdditivityCheck:
         loss, again, *of_parts = losses
         if not np.isfinite(loss) or loss != again:
             return
-        rows, weights = [columns[0].shape[0] for columns in (whole, *parts)], [self._weigh(part) for part in parts]
+        rows, weights = [columns[0].shape[0] for columns in (whole, *parts)], [self._weight_of(part) for part in parts]
         allowed = tolerance * max(abs(each) for each in losses if np.isfinite(each))
         expected = sum(weight * each for weight, each in zip(weights, of_parts) if weight) / (sum(weights) or math.nan)
         if not (np.isfinite(expected) and abs(loss - expected) <= allowed):  # NaN: all labels of a part are ignored

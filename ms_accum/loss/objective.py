@@ -79,8 +79,8 @@ class Objective:
         self._additivity: AdditivityCheck | None = None  # until it has a result
         if checks:  # in a Cell of its own, because labels of a part may number more rows than it has
             forward = network if loss_fn is None else WithLoss(network, loss_fn)
-            weigh: Any = self.weight.of
-            self._additivity = AdditivityCheck(owner, forward, weigh)
+            weight_of: Any = self.weight.of
+            self._additivity = AdditivityCheck(owner, forward, weight_of)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Weight:
         if weight is not None and reduction == "sum":
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
         self._owner = owner
-        self.weighs = reduction == "mean"
+        self.averages = reduction == "mean"
         """bool, whether gradients are multiplied by weights."""
         divisor = divisor_of(loss_fn)
         self.is_guess = weight is None and divisor is None

@@ -68,7 +68,7 @@ class Terms:
         1
     """
 
-    weighs = False
+    averages = False
     is_guess = False
 
     def __init__(
@@ -104,7 +104,7 @@ class Terms:
             losses (Union[dict, tuple]): the terms, scalars.
             factors (Tensor), counts (tuple[bool]): what `factors` returned for this micro-batch.
         """
-        return weighed(terms_of(self._owner, self.names, losses), factors, counts)
+        return total_of(terms_of(self._owner, self.names, losses), factors, counts)
 
     def factors(self, window: Sequence[tuple], updates: int = 0) -> list[tuple[Tensor, tuple[bool, ...]]]:
         """Return for each micro-batch of a complete window the factors of its terms, and which terms count in it.
@@ -247,7 +247,7 @@ class WeighedTerms(nn.Cell):
         return total, ops.cat((ops.reshape(total, (1,)), shares * stacked))
 
 
-def weighed(losses: tuple, factors: Any, counts: Any) -> Any:
+def total_of(losses: tuple, factors: Any, counts: Any) -> Any:
     """Return the sum of the terms that count, times their factors."""
     if len(losses) != len(counts):
         raise ValueError("For 'Terms', 'counts' must be what 'factors' returned for this micro-batch.")

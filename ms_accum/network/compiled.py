@@ -15,7 +15,7 @@ from mindspore import Parameter, Tensor, nn
 
 from .. import _check
 from ..network import tree
-from .parameters import attached, state, unique_name
+from .parameters import attached, unique_name, untrained
 
 
 def call(function: Callable, inputs: tuple, **named: Any) -> Any:
@@ -302,7 +302,7 @@ class Branch:
     """
 
     def __init__(self) -> None:
-        self.taken = state(f"{unique_name('branch')}.taken", True, ms.bool_)
+        self.taken = untrained(f"{unique_name('branch')}.taken", True, ms.bool_)
 
     def __call__(self, number: Any) -> Any:
         if self.taken:

@@ -88,7 +88,7 @@ def unique_name(kind: str) -> str:
     return f"{kind}_{next(_numbers)}"
 
 
-def state(name: str, value: Any, dtype: Any) -> Parameter:
+def untrained(name: str, value: Any, dtype: Any) -> Parameter:
     """Return a Parameter that no optimizer trains."""
     return Parameter(Tensor(value, dtype), name=name, requires_grad=False)
 

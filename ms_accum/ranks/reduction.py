@@ -176,15 +176,15 @@ class SumOverRanks:
         self.sums = sums
 
     def __call__(self, end: Any) -> Any:
-        weight, figures, counts = end["weight"], end["figures"], end["skip_counts"]
+        weight, losses, counts = end["weight"], end["losses"], end["skip_counts"]
         others: Any = (
             Tensor(0.0, ms.float32) if weight is None else weight,
-            Tensor([0.0], ms.float32) if figures is None else figures,
+            Tensor([0.0], ms.float32) if losses is None else losses,
         )
         others = others if counts is None else (*others, counts)
         gradients, others = self.sums(end["gradients"], others)
         end["gradients"] = gradients
-        end["figures"] = others[1]
+        end["losses"] = others[1]
         if weight is not None:
             end["weight"] = others[0]
         if counts is not None:

@@ -49,11 +49,11 @@ class FoundState(NamedTuple):
     @property
     def updates(self) -> int:
         """int, the number of updates that its run has made."""
-        return self.state.facts["updates"]
+        return self.state.metadata["updates"]
 
     def __str__(self) -> str:
-        at, updates = self.state.facts["at"], _check.quantity(self.updates, "update")
-        if self.state.facts.get("micro_batches") or at["batches"] not in (0, at["total"]):
+        at, updates = self.state.metadata["at"], _check.quantity(self.updates, "update")
+        if self.state.metadata.get("micro_batches") or at["batches"] not in (0, at["total"]):
             return f"{self.path}: {updates}, epoch {at['epoch']}, {_check.quantity(at['batches'], 'batch')} of it"
         return f"{self.path}: {updates}, {_check.quantity(at['epoch'] - (at['batches'] == 0), 'epoch')} done"
 
@@ -282,8 +282,8 @@ class Checkpointer:
         if found_state is None:
             self.resumed = [f"nothing: no state in '{self._folder.shown}'"] if self._resume else []
             return None
-        facts = found_state.state.facts
-        changed = changes(facts["config"], self._config)
+        metadata = found_state.state.metadata
+        changed = changes(metadata["config"], self._config)
         if changed and not self._allow_config_change:
             raise CheckpointError(
                 f"For '{_OWNER}', '{found_state.path}' belongs to a run with other settings: {', '.join(changed)}. "
@@ -292,7 +292,7 @@ class Checkpointer:
         self._updates = found_state.updates
         self._is_saved = continues and not changed and self._score is None  # as long as nothing is trained
         if continues:
-            self.best, self._best_name = facts["best"]
+            self.best, self._best_name = metadata["best"]
         self.resumed = [*found_state.passed_over, str(found_state), *changed]
         return found_state._replace(changed=changed)
 
@@ -404,9 +404,9 @@ class Checkpointer:
         path = self._folder.next_path()
         if best:
             self._best_name = path.name
-        facts = {"config": self._config, "best": [self.best, self._best_name]}
+        added = {"config": self._config, "best": [self.best, self._best_name]}
         size = sum(array.nbytes for array in state.arrays.values())
-        write_whole(path, size, partial(write, TrainingState(state.arrays, {**state.facts, **facts})))
+        write_whole(path, size, partial(write, TrainingState(state.arrays, {**state.metadata, **added})))
         self._folder.prune(path, self._keep, self._best_name)
         self._has_failed = False
         return self._folder.shown_path(path)
@@ -435,7 +435,7 @@ def find_together(
 
 def _description(found_state: FoundState) -> str:
     state = found_state.state
-    digest = digest_of(state.arrays, json.dumps(state.facts, sort_keys=True))
+    digest = digest_of(state.arrays, json.dumps(state.metadata, sort_keys=True))
     return f"one after {_check.quantity(found_state.updates, 'update')} with the digest {digest[:12]}"
 
 

@@ -35,15 +35,15 @@ class CheckpointError(ValueError):
         super().__init__(_check.one_line(message, _check.LINE))
 
 
-def write_arrays(path: str, arrays: Mapping[str, np.ndarray], facts: Any) -> None:
-    """Write arrays, and facts in types that JSON supports; then read them back, because disks fail silently."""
-    text = json.dumps(facts, sort_keys=True)
+def write_arrays(path: str, arrays: Mapping[str, np.ndarray], metadata: Any) -> None:
+    """Write arrays, and metadata in types that JSON supports; then read them back, because disks fail silently."""
+    text = json.dumps(metadata, sort_keys=True)
     save_file(dict(arrays), path, metadata={_ENTRY: f"{digest_of(arrays, text)} {text}"})
     read_arrays(path)
 
 
 def read_arrays(path: str) -> tuple[dict[str, np.ndarray], Any]:
-    """Return the arrays and the facts of a file; the facts are None in a file that another program wrote.
+    """Return the arrays and the metadata of a file; the metadata are None in a file that another program wrote.
 
     Raises:
         CheckpointError: If it can't be read, or is damaged.
@@ -74,9 +74,9 @@ def kind_of(array: np.ndarray) -> str:
     return f"{array.dtype} {array.shape}"
 
 
-def digest_of(arrays: Mapping[str, np.ndarray], facts: str) -> str:
-    """Return the SHA-256 of arrays and facts."""
-    digest = hashlib.sha256(facts.encode())
+def digest_of(arrays: Mapping[str, np.ndarray], metadata: str) -> str:
+    """Return the SHA-256 of arrays and metadata."""
+    digest = hashlib.sha256(metadata.encode())
     for name in sorted(arrays):
         digest.update(f"{name} {kind_of(arrays[name])}\n".encode())
         digest.update(np.ascontiguousarray(arrays[name]).data)
@@ -106,11 +106,11 @@ class TrainingState(NamedTuple):
 
     arrays: dict[str, np.ndarray]
     """The values of Parameters: of the network, of the optimizer, and the accumulators."""
-    facts: dict[str, Any]
+    metadata: dict[str, Any]
     """Everything else, in types that JSON supports."""
 
 
-def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any], *, writes: bool = True) -> TrainingState:
+def capture(parameters: Mapping[str, Any], metadata: Mapping[str, Any], *, writes: bool = True) -> TrainingState:
     """Return the state, including that of the random number generators.
 
     With ``writes=False``, on a rank that does not write it, only what is gathered from all ranks is read.
@@ -121,7 +121,7 @@ def capture(parameters: Mapping[str, Any], facts: Mapping[str, Any], *, writes: 
             arrays[name] = as_array(parameter)
         elif hasattr(parameter, "take_part"):
             parameter.take_part()
-    return TrainingState(arrays, {**facts, "random": random_state()})
+    return TrainingState(arrays, {**metadata, "random": random_state()})
 
 
 def restore(
@@ -158,7 +158,7 @@ def restore(
         else:
             # `assign`, because a compiled graph does not see `set_data`.
             ops.assign(parameter, Tensor(arrays[name]).astype(parameter.dtype))
-    set_random_state(state.facts["random"])
+    set_random_state(state.metadata["random"])
 
 
 def warn_about_random_layers(network: nn.Cell) -> None:
@@ -177,7 +177,7 @@ def _owner_of(name: str) -> str:
 
 def write(state: TrainingState, path: str) -> None:
     """Write a state, and read it back to verify it."""
-    write_arrays(path, state.arrays, {**state.facts, _VERSION: VERSION})
+    write_arrays(path, state.arrays, {**state.metadata, _VERSION: VERSION})
 
 
 def read(path: str) -> TrainingState:
@@ -187,8 +187,8 @@ def read(path: str) -> TrainingState:
         CheckpointError: If the file is not a state, is damaged, or is of another version.
     """
     state = TrainingState(*read_arrays(path))
-    if not isinstance(state.facts, dict) or _VERSION not in state.facts:
+    if not isinstance(state.metadata, dict) or _VERSION not in state.metadata:
         raise CheckpointError(f"'{path}' is not a training state.")
-    if state.facts[_VERSION] != VERSION:
+    if state.metadata[_VERSION] != VERSION:
         raise CheckpointError(f"'{path}' is a training state of another version of ms_accum.")
     return state

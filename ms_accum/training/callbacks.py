@@ -60,7 +60,7 @@ class UpdateRecord(NamedTuple):
 _SPECIAL = ("overflow", "bad")
 
 
-def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, at_once: bool) -> int:
+def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, raises: bool) -> int:
     """Return the number of windows in a row without a finite gradient; raise an error if there are too many.
 
     A window that was skipped for another reason leaves the number unchanged.
@@ -68,11 +68,11 @@ def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, at_once: bool)
     Args:
         record (UpdateRecord): the record of the last window.
         skipped_in_a_row (int): the number before that.
-        at_once (bool): whether the first one ends the run.
+        raises (bool): whether the first one ends the run.
     """
     if not is_not_finite(record.grad_norm, record.overflow, record.samples):
         return skipped_in_a_row if record.skipped or not record.samples else 0
-    if at_once:
+    if raises:
         micro_batches = f" (micro-batch {', '.join(map(str, record.bad))})" if record.bad else ""
         raise_not_finite(f"window {record.step} in epoch {record.epoch}{micro_batches}")
     if skipped_in_a_row + 1 >= SKIPPED_IN_A_ROW:
@@ -113,7 +113,7 @@ def callbacks_of(owner: str, name: str, argument: Any) -> list[Callback]:
     return list(callbacks)
 
 
-class Facts(dict):
+class RunArguments(dict):
     """What `RunContext.original_args` returns: a dict whose entries are also attributes, as in MindSpore."""
 
     def __getattr__(self, name: str) -> Any:
@@ -130,10 +130,10 @@ class Callbacks:
 
     Args:
         callbacks (Sequence[Callback]): the callbacks, called in this order.
-        arguments (Facts): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`.
+        arguments (RunArguments): the content of `RunContext.original_args`; `record` is the last `UpdateRecord`.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], arguments: Facts):
+    def __init__(self, callbacks: Sequence[Callback], arguments: RunArguments):
         self._callbacks, self.arguments = list(callbacks), arguments
         self._context = RunContext(arguments)
         arguments.list_callback = self._callbacks
@@ -196,7 +196,7 @@ class Callbacks:
             for callback in self._callbacks
             if isinstance(callback, TimeMonitor) or not _is_from_mindspore(callback)
         ]
-        return Callbacks(timers_and_users, Facts(self.arguments, mode="eval", cur_step_num=0, **arguments))
+        return Callbacks(timers_and_users, RunArguments(self.arguments, mode="eval", cur_step_num=0, **arguments))
 
     def request_stop(self) -> None:
         """Request a stop, as a callback does."""

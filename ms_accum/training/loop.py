@@ -95,10 +95,10 @@ class RunState:
         Raises:
             CheckpointError: If it belongs to another network or optimizer, or this run can't continue it.
         """
-        facts = found_state.state.facts
-        if "micro_batches" in facts:
+        metadata = found_state.state.metadata
+        if "micro_batches" in metadata:
             raise CheckpointError(f"'{found_state.path}' is a training state of a loop of your own, or of Model.")
-        at = Position(**facts["at"])
+        at = Position(**metadata["at"])
         if at.epochs_begun > epochs:
             got = f"but got {epochs}: '{found_state.path}' has begun epoch {at.epochs_begun}"
             raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.epochs_begun}, {got}.")
@@ -107,7 +107,7 @@ class RunState:
             restore(found_state.state, parameters, found_state.path, leave_out=SETTING, optional=OPTIONAL_PREFIXES)
         else:
             restore(found_state.state, parameters, found_state.path)
-        self._step.load(facts)
+        self._step.load(metadata)
         return data.convert(at) if found_state.changed else at
 
 
@@ -287,8 +287,8 @@ class ResumableLoop:
 
     def _capture(self) -> TrainingState:
         held = 0 if self._accumulator.waits else int(self._accumulator.micro_batches)
-        facts = {"at": asdict(self._at), "micro_batches": held, **self._accumulator.counters}
-        return capture(self._parameters(), facts, writes=is_first(self._group))
+        metadata = {"at": asdict(self._at), "micro_batches": held, **self._accumulator.counters}
+        return capture(self._parameters(), metadata, writes=is_first(self._group))
 
     def _resume(self) -> None:
         parameters = self._parameters()  # raises an error before training if a state can't be saved
@@ -299,9 +299,9 @@ class ResumableLoop:
         if found_state is None:
             return
         warn_about_random_layers(self._network)
-        if "micro_batches" not in found_state.state.facts:
+        if "micro_batches" not in found_state.state.metadata:
             raise CheckpointError(f"'{found_state.path}' is a training state of GradientAccumulation.")
-        micro_batches = found_state.state.facts["micro_batches"]
+        micro_batches = found_state.state.metadata["micro_batches"]
         has_sums = any(name.startswith("window.grad_sum") for name in parameters)
         if micro_batches and (self._group is not None or not has_sums):
             raise CheckpointError(
@@ -309,10 +309,10 @@ class ResumableLoop:
                 "1 and several ranks can't continue. Resume with the settings it was saved with, or from a state "
                 "between two windows."
             )
-        at = Position(**found_state.state.facts["at"])
+        at = Position(**found_state.state.metadata["at"])
         if at.total != self._at.total:
             reason = f"has epochs of {_check.quantity(at.total or 0, 'batch')}, but this data set has {self._at.total}"
             raise CheckpointError(f"The run of '{found_state.path}' {reason}. Resume it with batches of the same size.")
         restore(found_state.state, parameters, found_state.path, leave_out=SETTING if found_state.changed else "")
-        self._accumulator.load(found_state.state.facts)
+        self._accumulator.load(found_state.state.metadata)
         self._at, self._reading, self._is_resumed = at, (at.epoch, at.batches), True

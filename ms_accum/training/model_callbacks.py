@@ -82,7 +82,7 @@ class FlushTail(Callback):
         if run_context.get_stop_requested():
             self._flush(run_context)
         if self._step.windows.raises:
-            self._raise_if_skipped(run_context, at_once=True)
+            self._raise_if_skipped(run_context, raises=True)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
         self._flush(run_context)  # the number of micro-batches may differ from the data set's size
@@ -95,16 +95,16 @@ class FlushTail(Callback):
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         self._flush(run_context)
-        self._raise_if_skipped(run_context, at_once=self._step.windows.raises)
+        self._raise_if_skipped(run_context, raises=self._step.windows.raises)
         self._counts = self._step.counts
         if self._stop_together is not None:
             self._stop_together.epoch_ends()
 
-    def _raise_if_skipped(self, run_context: RunContext, *, at_once: bool) -> None:
+    def _raise_if_skipped(self, run_context: RunContext, *, raises: bool) -> None:
         """Warn of windows that were skipped in this epoch, or raise an error."""
         updated, skipped = (now - then for now, then in zip(self._step.counts, self._counts))
         epoch, prefix = run_context.original_args()["cur_epoch_num"], "For 'AccumulatedTrainStep'"
-        if skipped > 0 and at_once:
+        if skipped > 0 and raises:
             raise FloatingPointError(f"{prefix}, a gradient in epoch {epoch} is not finite, and nonfinite='raise'.")
         if skipped > 0:
             windows = _check.quantity(skipped, "window")

@@ -25,7 +25,7 @@ from ..saving.training_state import TrainingState
 from .callbacks import (
     UNKNOWN,
     Callbacks,
-    Facts,
+    RunArguments,
     UpdateRecord,
     callbacks_of,
     check_skipped,
@@ -171,13 +171,13 @@ class Run:
         found_state = find_together(_OWNER, plan.states, settings, self._group)
         return None if found_state is None else self._state.restore(found_state, parameters, plan.epochs, plan.data)
 
-    def _callback_arguments(self) -> Facts:
+    def _callback_arguments(self) -> RunArguments:
         """Return what `RunContext.original_args` contains for callbacks, under the names of MindSpore's `Model`."""
         plan, objective = self._plan, self._step.objective
         batches = plan.data.batches
         if batches is not None and plan.sizes is not None:
             batches = max(1, *windows_by_epoch(batches, plan.sizes, plan.tail, 1))
-        return Facts(
+        return RunArguments(
             mode="train",
             train_dataset=plan.data.dataset,
             epoch_num=plan.epochs,
@@ -334,7 +334,7 @@ class Run:
         self.at, self._generators = self._reached(), None
         record = self._record(ended, micro_batches)
         self._callbacks.step_end(record)
-        step.skipped_in_a_row = check_skipped(record, step.skipped_in_a_row, at_once=step.raises)
+        step.skipped_in_a_row = check_skipped(record, step.skipped_in_a_row, raises=step.raises)
         if ended.updated:
             self._evaluate_if_due()
         if states is not None:
@@ -376,7 +376,7 @@ class Run:
         state = self._state.take(self.at)
         if self._generators is None:
             return state
-        return state._replace(facts={**state.facts, "random": self._generators})
+        return state._replace(metadata={**state.metadata, "random": self._generators})
 
     def _warn_unless_updated(self, updates: int, skipped: int) -> None:
         """Warn if there were windows since these counts, and all of them were skipped."""

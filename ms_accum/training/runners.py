@@ -80,13 +80,13 @@ class ByCalls:
             for _ in range(number):
                 self._add_zeros()
 
-    def end(self, figures: Callable[[], Tensor]) -> tuple:
-        """Update and clear; return whether the optimizer was called, the norm, and the sum of `figures` over ranks."""
+    def end(self, losses: Callable[[], Tensor]) -> tuple:
+        """Update and clear; return whether the optimizer was called, the norm, and the sum of `losses` over ranks."""
         if self._ended is not None:
             ended, self._ended = self._ended, None
             return ended
         config = self.window.config
-        return self.optim(figures()) if config.group or config.scale.value is not None else (*self.optim(), None)
+        return self.optim(losses()) if config.group or config.scale.value is not None else (*self.optim(), None)
 
     def clear(self) -> None:
         """Discard what has been added."""
@@ -188,10 +188,10 @@ class ByLoops:
                 array[number] = value
             number += 1
         last = ends and number == len(inputs)
-        weighs, *stacks = tensors
+        shares, *stacks = tensors
         rest = iter(stacks)
         columns = tuple([next(rest) if isinstance(each, ms.Tensor) else each for each in inputs[0][1]])
-        weights = None if inputs[0][0] is None else weighs
+        weights = None if inputs[0][0] is None else shares
         try:
             results = loop(_number(number), _ENDS if last else _GOES_ON, weights, *columns).asnumpy()
         except Exception as error:
@@ -207,10 +207,10 @@ class ByLoops:
         losses = results[:-2].reshape(len(factors), -1) if loop.has_terms else results[:-2]
         return list(losses[:number])
 
-    def end(self, figures: Callable[[], Tensor]) -> tuple:
+    def end(self, losses: Callable[[], Tensor]) -> tuple:
         """Do what `ByCalls.end` does."""
         ended, self._ended = self._ended, None
-        return ended or self._by_calls.end(figures)
+        return ended or self._by_calls.end(losses)
 
     def clear(self) -> None:
         """Discard what has been added."""
@@ -309,7 +309,7 @@ def loops(network: nn.Cell, config: WindowConfig, columns: Sequence[Tensor]) -> 
     return ms.get_context("device_target") == "CPU" and parameters <= _LARGEST and not is_bfloat16
 
 
-class AtOnce:
+class WithoutSums:
     """Runs windows of one micro-batch, without accumulators.
 
     Args:
@@ -318,8 +318,7 @@ class AtOnce:
     """
 
     def __init__(self, network: nn.Cell, config: WindowConfig):
-        self._cell = _UpdateAtOnce(network, config)
-        self._update_with_zeros = _UpdateWithZeros(self._cell)
+        self._cell = _RunAndUpdate(network, config)
         self._ended: tuple | None = None
 
     def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> list[np.ndarray]:
@@ -335,18 +334,19 @@ class AtOnce:
     def pass_over(self, number: int) -> None:
         """Do nothing: there are no other ranks."""
 
-    def end(self, figures: Callable[[], Tensor]) -> tuple:
-        """Return what `ByCalls.end` does; a sum of no rows is 0, and updates."""
-        del figures
+    def end(self, losses: Callable[[], Tensor]) -> tuple:
+        """Return what `ByCalls.end` does."""
+        del losses
         ended, self._ended = self._ended, None
-        return ended or (*self._update_with_zeros(), None)
+        assert ended is not None
+        return ended
 
     def clear(self) -> None:
         """Discard the window."""
         self._ended = None
 
 
-class _UpdateAtOnce(Compiled):
+class _RunAndUpdate(Compiled):
     """Run one micro-batch and update with it.
 
     Args, Inputs and Outputs as for `TrainForwardBackward` and `TrainOptim`, without a weight, which would cancel out.
@@ -364,18 +364,5 @@ class _UpdateAtOnce(Compiled):
         loss, grads = call(self.loss_and_gradients, inputs)
         total = loss[0] if self.loss_and_gradients.has_terms else loss
         scalars = ops.reshape(ops.cast(total, ms.float32), (1,)) if self.scaled else None
-        updated, norm = self.window.close_at_once(grads, None, scalars)[:2]
+        updated, norm = self.window.close_without_sums(grads, None, scalars)[:2]
         return loss, updated, norm if self.through_branch is None else self.through_branch(norm)
-
-
-class _UpdateWithZeros(Compiled):
-    """Update with a gradient of 0, the sum of no rows, as windows of several micro-batches do."""
-
-    def __init__(self, at_once: _UpdateAtOnce):
-        super().__init__(at_once.owner, at_once.compiles, at_once.window.config.optimizer)
-        self.window = at_once.window
-        self.scaled = at_once.scaled
-
-    def construct(self) -> Any:
-        scalars = ops.zeros((1,), ms.float32) if self.scaled else None
-        return self.window.close_at_once(self.window.zeros(), None, scalars)[:2]

@@ -116,7 +116,7 @@ class OneLoss:
     runs_again = False
 
     def __init__(self, objective: Objective, leaves_out: bool):
-        self._means, self._summing, self._leaves_out = objective.weight.weighs, objective.summing, leaves_out
+        self._means, self._summing, self._leaves_out = objective.weight.averages, objective.summing, leaves_out
 
     def updates(self, window: Shared) -> bool:
         """Return whether the window can update: the mean over nothing does not exist; the sum of nothing is 0."""

@@ -26,7 +26,7 @@ from ..network.runtime import tune
 from ..ranks.agreement import begin_together, name_of
 from ..ranks.group import is_first
 from .coupled import Coupled, LossOfBatch, SumOfProducts, trained_by_loss
-from .runners import AtOnce, ByCalls, ByLoops, loops
+from .runners import ByCalls, ByLoops, WithoutSums, loops
 from .shares import OneLoss, SeveralTerms, Shared, shared, without
 
 
@@ -84,7 +84,7 @@ class Step:
             objective.forward,
             options,
             # Otherwise the shares add up to 1, and nothing divides.
-            weighted=options["nonfinite"] == SKIP_MICRO and objective.weight.weighs,
+            divides=options["nonfinite"] == SKIP_MICRO and objective.weight.averages,
             shares=True,
         )
         tune(owner, objective.forward.get_parameters())
@@ -207,7 +207,7 @@ class Step:
             for _ in range(window.empty):
                 skips.pass_over()
         left_out: list[int] = []
-        may_run_again = self._losses.runs_again and not isinstance(runner, AtOnce)
+        may_run_again = self._losses.runs_again and not isinstance(runner, WithoutSums)
         while True:
             losses = runner.add(inputs, ends=not may_run_again, stops=stops)
             if losses is None:
@@ -232,12 +232,12 @@ class Step:
         return bool(updated), float(norm), sums, window, sorted({*left_out, *bad})
 
     def _runner(self, inputs: Sequence[tuple]) -> Any:
-        """Return what runs windows of this size, created when it is first needed."""
-        # With several ranks, windows of 1 are summed as well.
-        accumulates = self._size != 1 or self.group is not None
-        if accumulates not in self._runners:
-            self._runners[accumulates] = self._new_runner(inputs) if accumulates else AtOnce(self._network, self.config)
-        return self._runners[accumulates]
+        """Return what runs such a window, created when it is first needed."""
+        # With several ranks, windows of 1 are summed as well; a sum of no rows is 0, and updates.
+        sums = self._size != 1 or self.group is not None or not inputs
+        if sums not in self._runners:
+            self._runners[sums] = self._new_runner(inputs) if sums else WithoutSums(self._network, self.config)
+        return self._runners[sums]
 
     def _new_runner(self, inputs: Sequence[tuple]) -> Any:
         config = self.config
