@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import contextlib
 import math
 import re
 import sys
 import unicodedata
 import warnings
 from numbers import Integral, Real
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NamedTuple, NoReturn
 
-Record = TypeVar("Record", bound=type)
 _INSIDE = ("ms_accum", "contextlib")
 _MAX_LENGTH = 200
 _HEADING = re.compile(r"- .*:$|- C\+\+ Call Stack|- The ")
@@ -146,16 +143,3 @@ def instance(owner: str, name: str, value: Any, kind: type | tuple[type, ...], r
 def raise_class(owner: str, name: str, rule: str, value: type) -> NoReturn:
     """Raise an error about a class that was given instead of an object of it."""
     raise_invalid(TypeError, owner, name, rule, f"the class {value.__name__}", f"Write {value.__name__}(...).")
-
-
-def documented(record: Record) -> Record:
-    """Make `help` show the text below each field of a NamedTuple, instead of the field's number."""
-    import inspect  # takes as long as all other imports together
-
-    with contextlib.suppress(OSError, SyntaxError):  # its source is missing
-        (definition,) = ast.parse(inspect.getsource(record)).body
-        lines: list[Any] = getattr(definition, "body", [])
-        for field, text in zip(lines, lines[1:]):
-            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
-                getattr(record, ast.unparse(field.target)).__doc__ = ast.literal_eval(text.value)
-    return record

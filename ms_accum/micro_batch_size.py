@@ -20,16 +20,19 @@ _TIMED = 3  # windows of each size
 _KILLED = 9  # what Linux sends to a process that takes too much memory
 
 
-@_check.documented
 class MicroBatch(NamedTuple):
-    """The result of `find_micro_batch_size`."""
+    """The result of `find_micro_batch_size`.
+
+    Attributes:
+        micro_batch_size (int): the number of rows of the fastest micro-batch.
+        mini_steps (int): the number of micro-batches in a window of the effective batch; the last may be shorter.
+        trials (tuple[tuple[int, float, int], ...]): the sizes that fit, in order: rows, seconds per window, and peak
+            memory in bytes.
+    """
 
     micro_batch_size: int
-    """The number of rows of the fastest micro-batch."""
     mini_steps: int
-    """The number of micro-batches in a window of the effective batch; the last may be shorter."""
     trials: tuple[tuple[int, float, int], ...]
-    """The sizes that fit, in order: rows, seconds per window, and peak memory in bytes."""
 
     @property
     def table(self) -> str:

@@ -42,16 +42,19 @@ _UNCERTAIN = (
 Gradient = list[np.ndarray]  # an array for each trained parameter
 
 
-@_check.documented
 class Verification(NamedTuple):
-    """The result of `verify`. Printed, it is a table of the parameters that differ most."""
+    """The result of `verify`. Printed, it is a table of the parameters that differ most.
+
+    Attributes:
+        ok (bool): whether the gradients agree.
+        diagnosis (str): that the gradients agree, or the most likely cause of the difference, where one is certain.
+        table (list[tuple[str, float, float]]): for each parameter: its name, the norm of the large batch's gradient,
+            and the relative difference.
+    """
 
     ok: bool
-    """Whether the gradients agree."""
     diagnosis: str
-    """That the gradients agree, or the most likely cause of the difference, where one is certain."""
     table: list[tuple[str, float, float]]
-    """For each parameter: its name, the norm of the large batch's gradient, and the relative difference."""
 
     def __str__(self) -> str:
         worst = sorted(self.table, key=lambda row: -row[2])[:_SHOWN]

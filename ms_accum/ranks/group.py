@@ -24,14 +24,16 @@ _COUNT_RULE = "ints >= 0 and < 2**63"
 _FLOAT_BYTES = 4
 
 
-@_check.documented
 class Group(NamedTuple):
-    """The processes that train together, and the rank of this one."""
+    """The processes that train together, and the rank of this one.
+
+    Attributes:
+        rank (int): the rank of this process, from 0.
+        size (int): the number of processes.
+    """
 
     rank: int
-    """The rank of this process, from 0."""
     size: int
-    """The number of processes."""
 
 
 def own_group() -> Group:

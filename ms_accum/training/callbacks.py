@@ -19,35 +19,40 @@ SKIPPED_IN_A_ROW = 10
 _OWNER = "GradientAccumulation"
 
 
-@_check.documented
 class UpdateRecord(NamedTuple):
-    """The record of a finished window, which reporters and callbacks get."""
+    """The record of a finished window, which reporters and callbacks get.
+
+    Attributes:
+        epoch (int): the epoch, from 1.
+        step (int): the number of the window in its epoch, from 1; the tutorial's printed line calls it `step`.
+        update (int): the number of updates so far, including this one.
+        loss (float): the mean loss of the window: the sum of weight times loss, divided by the sum of weights.
+        lr (float): the learning rate of this update (of the first parameter); NaN if only the optimizer knows it.
+        grad_norm (float): the norm of the window's gradient, before clipping; not finite if the gradient is not.
+        samples (int): the number of rows in the window.
+        seconds (float): the time since the end of the previous window, or of the evaluation after it, in seconds.
+        skipped (bool): whether the optimizer was not called: the gradient was not finite, all weights were 0, or a
+            stage skipped it.
+        overflow (bool): whether the loss scale was too large and has been lowered.
+        bad (tuple[int, ...]): the micro-batches of this process whose loss was not finite, or that were left out: their
+            numbers in the epoch, from 1, or in the batch if each batch is a window. 0, -1, ... are the last of the
+            previous epoch (tail="carry").
+        terms (Mapping[str, float]): the mean of each term of a loss with several, by name; without terms that count
+            nothing in this window.
+    """
 
     epoch: int
-    """The epoch, from 1."""
     step: int
-    """The number of the window in its epoch, from 1; the tutorial's printed line calls it `step`."""
     update: int
-    """The number of updates so far, including this one."""
     loss: float
-    """The mean loss of the window: the sum of weight times loss, divided by the sum of weights."""
     lr: float
-    """The learning rate of this update (of the first parameter); NaN if only the optimizer knows it."""
     grad_norm: float
-    """The norm of the window's gradient, before clipping; not finite if the gradient is not."""
     samples: int
-    """The number of rows in the window."""
     seconds: float
-    """The time since the end of the previous window, or of the evaluation after it, in seconds."""
     skipped: bool
-    """Whether the optimizer was not called: the gradient was not finite, all weights were 0, or a stage skipped it."""
     overflow: bool = False
-    """Whether the loss scale was too large and has been lowered."""
     bad: tuple[int, ...] = ()
-    """The micro-batches of this process whose loss was not finite, or that were left out: their numbers in the epoch,
-    from 1, or in the batch if each batch is a window. 0, -1, ... are the last of the previous epoch (tail="carry")."""
     terms: Mapping[str, float] = MappingProxyType({})
-    """The mean of each term of a loss with several, by name; without terms that count nothing in this window."""
 
     @property
     def shown(self) -> dict[str, Any]:
