@@ -1,4 +1,4 @@
-"""The plot of runs, the report of a model, and the self-test."""
+"""The plot of runs, and the report of a model."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from ms_accum import plot, selftest
-from ms_accum.programs import checks
+from ms_accum import plot
 from ms_accum.programs.command import run
 from ms_accum.programs.report import write_report
-from ms_accum.ranks.group import Group
 from running import error_of
 
 LINES = [
@@ -78,52 +76,3 @@ def test_report_has_classes_matrix_and_wrong_images():
     assert path == "out/report.html" and "60.00% of 5 images are classified correctly" in page
     assert page.count("2, taken for 0 (") == page.count("<figure>") == 2 and page.count("<img ") == 3
     assert "precision" in page and "<script>" not in page and "http" not in page
-
-
-@pytest.mark.slow
-def test_selftest_passes_and_writes_json(capsys):
-    assert run(selftest.main, ["--json=out.json", "--device_target=CPU"]) == 0
-    out, content = capsys.readouterr().out, json.loads(Path("out.json").read_text())
-    assert content["ok"] and len(content["checks"]) == 10
-    statuses = {check["name"]: check["status"] for check in content["checks"]}
-    assert set(statuses.values()) <= {"ok", "not run"} and statuses["the same in float16"] == "ok"
-    assert [name for name, status in statuses.items() if status == "not run"] == ["the same in bfloat16"]
-    assert out.count("resumed inside a window") == 2  # in the table and in the text for an issue
-
-
-@pytest.mark.host
-def test_selftest_prints_a_table_and_ends_with_1_if_a_check_fails(monkeypatch, capsys):
-    found = [("right", lambda: 1e-6, 1e-5), ("wrong", lambda: 1e-4, 1e-5)]
-    monkeypatch.setattr(checks, "checks_of", lambda group: found)
-    assert run(selftest.main, ["--json=out.json"]) == 1
-    out, err = capsys.readouterr()
-    assert err == "error: 1 of 2 checks failed: wrong\n" and out.count("1.0e-04") == out.count("FAILED") == 2
-    assert [check["status"] for check in json.loads(Path("out.json").read_text())["checks"]] == ["ok", "FAILED"]
-
-
-MUTANTS = {  # a fault in ms_accum, and the check that finds it
-    "equal to one large batch: uneven rows, a tail": {"weight": 1.0},
-    "clip_norm, and a schedule by update": {"clip_norm": None},
-    "NaN: a window or a micro-batch is left out": {"nonfinite": "skip_window"},
-    "loss scale with overflows, an average": {"loss_scale": None},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), MUTANTS.items())
-def test_selftest_finds_faults(name, options, monkeypatch):
-    driver = checks.GradientAccumulation
-    monkeypatch.setattr(checks, "GradientAccumulation", lambda *what, **how: driver(*what, **{**how, **options}))
-    ((check, tolerance),) = [(check, most) for found, check, most in checks.checks_of(Group(0, 1)) if found == name]
-    assert selftest.run_check(name, check, tolerance).status == selftest.FAILED
-
-
-@pytest.mark.host
-def test_check_that_raises_has_failed_and_not_here_is_not_run():
-    def raises(error):
-        raise error
-
-    result = selftest.run_check("x", lambda: raises(RuntimeError("a reason\n- C++ Call Stack")), 0.0)
-    assert (result.status, result.note) == (selftest.FAILED, ": RuntimeError: a reason")
-    assert selftest.run_check("x", lambda: raises(checks.NotHere("why")), 0.0).status == selftest.NOT_RUN
-    assert selftest.run_check("x", lambda: float("nan"), 1.0).status == selftest.FAILED
