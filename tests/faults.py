@@ -736,7 +736,7 @@ FAULTS = {
         "model_step.py", "self._size) or self._left == 0", "self._size)", programs("model")
     ),
     "Model shows no loss": Fault(
-        "model_step.py", "self._loss = 0.0 if nothing_counted else ended.loss", "self._loss = 0.0", programs("step")
+        "model_step.py", "ended.loss if ended.samples and not left_out else 0.0", "0.0", programs("step")
     ),
     "Model evaluates without the average": Fault(
         "model_step.py",
