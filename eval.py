@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ms_accum.programs.command import run
-from ms_accum.programs.flags import choose_data, evaluation_flags
-from ms_accum.programs.folder import model_to_evaluate
+from programs.command import run
+from programs.flags import choose_data, evaluation_flags
+from programs.folder import model_to_evaluate
 
 
 def main(argv: Sequence[str]) -> None:
@@ -18,10 +18,10 @@ def main(argv: Sequence[str]) -> None:
     args = evaluation_flags(argv)  # before the imports: wrong flags end the program here, and MindSpore takes seconds
     path = model_to_evaluate(args.ckpt_path)
 
-    from ms_accum.programs.command import show, use_device
-    from ms_accum.programs.report import write_report
-    from ms_accum.programs.tasks import read_record, task_of
     from ms_accum.saving.model_file import load_model
+    from programs.command import show, use_device
+    from programs.report import write_report
+    from programs.tasks import read_record, task_of
 
     use_device(args.device_target)
 

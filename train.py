@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ms_accum.programs.command import run
-from ms_accum.programs.flags import interval_of, training_flags
+from programs.command import run
+from programs.flags import interval_of, training_flags
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,12 +24,12 @@ def main(argv: Sequence[str]) -> None:
     from model_zoo import make_optimizer
     from ms_accum import Checkpointer, Ema, GradientAccumulation, ZeroOptimizer, own_group
     from ms_accum.engine.ema import averaged
-    from ms_accum.programs.command import Signals, show, silence, use_device
-    from ms_accum.programs.folder import open_folder
-    from ms_accum.programs.metrics_file import Beginning, MetricsFile
-    from ms_accum.programs.schedule import learning_rate, length_of
-    from ms_accum.programs.tasks import download, facts_of, task_of, write_record
     from ms_accum.saving.model_file import save_model
+    from programs.command import Signals, show, silence, use_device
+    from programs.folder import open_folder
+    from programs.metrics_file import Beginning, MetricsFile
+    from programs.schedule import learning_rate, length_of
+    from programs.tasks import download, facts_of, task_of, write_record
 
     device = use_device(args.device_target)
     download(args)  # yours: take it out

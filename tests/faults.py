@@ -1,4 +1,4 @@
-"""Faults to plant in ms_accum. For each, the named tests must fail.
+"""Faults to plant in ms_accum, and in the programs. For each, the named tests must fail.
 
     python tests/faults.py                # all, each in a copy of the tree; prints which test found which fault
     python tests/faults.py NAME [NAME]    # some of them
@@ -44,6 +44,10 @@ class Fault(NamedTuple):
     new: str
     tests: str
     """The tests that find it, below tests/: one, or several with blanks between."""
+
+    def path_in(self, root: Path) -> Path:
+        """Return the path of the file in a tree: `programs/` is beside the library, all others are in it."""
+        return root / self.file if self.file.startswith("programs/") else root / "ms_accum" / self.file
 
 
 FAULTS = {
@@ -1170,7 +1174,7 @@ def build(folder: Path) -> None:
 
 def find(folder: Path, fault: Fault, core: int) -> str | None:
     """Plant a fault in a tree, look for a test that fails, and take it out again."""
-    path = folder / "ms_accum" / fault.file
+    path = fault.path_in(folder)
     sound = path.read_text(encoding="utf-8")
     path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
     try:

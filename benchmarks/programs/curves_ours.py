@@ -16,8 +16,8 @@ from tutorial_functional import step_of
 
 from benchmarks.curves import ROWS
 from ms_accum import GradientAccumulation, tune_cpu
-from ms_accum.programs.flags import training_flags
-from ms_accum.programs.tasks import task_of
+from programs.flags import training_flags
+from programs.tasks import task_of
 
 FLAGS = "--dataset text --model gpt --layers 2 --heads 2 --width 64 --context 128 --optimizer adam --lr 0.002 --seed 1"
 

@@ -17,11 +17,11 @@ from mindspore import nn
 from idx_files import write_mnist
 from model_zoo import LeNet5
 from ms_accum import own_group
-from ms_accum.programs.command import FlagError
-from ms_accum.programs.flags import training_flags
-from ms_accum.programs.folder import open_folder
-from ms_accum.programs.schedule import learning_rate, length_of
-from ms_accum.programs.tasks import facts_of, task_of
+from programs.command import FlagError
+from programs.flags import training_flags
+from programs.folder import open_folder
+from programs.schedule import learning_rate, length_of
+from programs.tasks import facts_of, task_of
 from running import ROOT, error_of, evaluate, train
 
 pytestmark = pytest.mark.host

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from ms_accum import plot
-from ms_accum.programs.command import run
-from ms_accum.programs.report import write_report
+from programs import plot
+from programs.command import run
+from programs.report import write_report
 from running import error_of
 
 LINES = [

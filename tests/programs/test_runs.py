@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import safetensors.numpy
 
-from ms_accum.programs.command import SIGNALS, Interrupted, Signals
 from ms_accum.saving.training_state import read
+from programs.command import SIGNALS, Interrupted, Signals
 from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, start, train
 
 LONG = (*QUICK, "--batch_size=32", "--epochs=4")  # 23 updates in an epoch

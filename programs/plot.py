@@ -1,4 +1,4 @@
-"""Draws the metrics of runs: python -m ms_accum.plot RUN... [--output FILE]"""
+"""Draws the metrics of runs: python -m programs.plot RUN... [--output FILE]"""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .programs.command import FlagError, run, show
-from .programs.flags import Parser, path
-from .programs.folder import METRICS
+from .command import FlagError, run, show
+from .flags import Parser, path
+from .folder import METRICS
 
 PANELS = {"loss": "loss", "lr": "learning rate", "grad_norm": "norm of the gradient", "acc": "accuracy"}
 
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _flags(argv: Sequence[str]) -> argparse.Namespace:
-    parser = Parser("Draw the metrics of runs.", "python -m ms_accum.plot RUN... [--output FILE]")
+    parser = Parser("Draw the metrics of runs.", "python -m programs.plot RUN... [--output FILE]")
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, such as runs/001")
     text = "the picture, .png, .svg or .pdf (default: metrics.png in the first folder)"
     parser.add_argument("--output", type=path, metavar="FILE", help=text)

@@ -22,7 +22,7 @@ from .command import FlagError
 if TYPE_CHECKING:
     from filelock import FileLock
 
-    from ..ranks.group import Group
+    from ms_accum.ranks.group import Group
 
 RUNS, CONFIG, METRICS, STATES, MODEL = "runs", "config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"
 
@@ -50,7 +50,7 @@ def open_folder(args: argparse.Namespace, group: Group) -> Folder:
         FlagError: If it has the files of another run, or the model's path names an existing file.
         RuntimeError: If another run is using it.
     """
-    from ..ranks.group import total
+    from ms_accum.ranks.group import total
 
     number, lock, error = 0, None, None
     if group.rank == 0:
@@ -121,7 +121,7 @@ def read_config(folder: str) -> Mapping[str, Any]:
 
 def write_config(folder: str, flags: Mapping[str, Any]) -> None:
     """Write the flags of a run into its folder."""
-    from ..saving.files import write_bytes
+    from ms_accum.saving.files import write_bytes
 
     write_bytes(os.path.join(folder, CONFIG), json.dumps(flags, indent=1).encode() + b"\n")
 
@@ -151,7 +151,7 @@ def _claim(args: argparse.Namespace, folder: str) -> FileLock:
     """Lock a folder until the process ends, however it ends, and remove what --overwrite replaces."""
     from filelock import FileLock, Timeout
 
-    from ..saving.files import remove_leftovers
+    from ms_accum.saving.files import remove_leftovers
 
     if args.ckpt_path is not None and os.path.exists(args.ckpt_path) and not (args.resume or args.overwrite):
         remedy = "give another name, or --overwrite to replace it"

@@ -6,7 +6,7 @@ import argparse
 import math
 from typing import Any
 
-from ..engine.ends import planned
+from ms_accum.engine.ends import planned
 
 
 def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from mindspore import nn
 
-from ..network.training_mode import training_mode
-from ..saving.files import write_bytes
+from ms_accum.network.training_mode import training_mode
+from ms_accum.saving.files import write_bytes
 
 _SHOWN = 30
 _STYLE = "body{font-family:sans-serif;max-width:60em;margin:2em auto}figure{display:inline-block;margin:.5em}"

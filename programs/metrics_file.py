@@ -10,8 +10,9 @@ from typing import Any, TextIO
 
 from mindspore.train import Callback, RunContext
 
-from .. import _check
-from ..saving.checkpointer import Checkpointer
+from ms_accum import _check
+from ms_accum.saving.checkpointer import Checkpointer
+
 from .command import show
 from .folder import Folder, write_config
 

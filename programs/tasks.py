@@ -19,13 +19,13 @@ from mindspore import amp, nn
 from model_zoo import DOWNLOADS, MODELS, RECIPES, DataError, NextTokenLoss, create_dataset, create_text_dataset
 from model_zoo.next_token import LossOfTokens, count_targets
 from model_zoo.recipes import SIZES
+from ms_accum import _check
+from ms_accum.network.training_mode import training_mode
+from ms_accum.ranks.group import Group, comes_first
+from ms_accum.saving.files import write_bytes
+from ms_accum.saving.model_file import CheckpointError
+from ms_accum.training.evaluation import evaluate
 
-from .. import _check
-from ..network.training_mode import training_mode
-from ..ranks.group import Group, comes_first
-from ..saving.files import write_bytes
-from ..saving.model_file import CheckpointError
-from ..training.evaluation import evaluate
 from .command import FlagError, interruptible
 from .flags import PRECISIONS
 

@@ -12,8 +12,8 @@ from typing import Any, Callable, NoReturn
 from model_zoo.models import MODELS
 from model_zoo.optimizers import OPTIMIZERS
 from model_zoo.recipes import ADAPTIVE, EMBEDDED, RECIPES, SIZES
+from ms_accum import _check
 
-from .. import _check
 from .command import FlagError
 from .folder import read_config, resumed_folder
 

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any, Callable
 
-from .. import _check
+from ms_accum import _check
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -146,7 +146,7 @@ class Signals:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from ..saving.checkpointer import Stopped
+        from ms_accum.saving.checkpointer import Stopped
 
         for number in _not_ignored():
             signal.signal(number, signal.SIG_DFL)
