@@ -1,1 +1,1 @@
-"""What `train.py` and `eval.py` share: flags, exit codes, signals, the folder of a run, tasks, metrics, the report."""
+"""What `train.py` and `eval.py` share: flags, exit codes, signals, the folder of a run, tasks, metrics, the plot."""

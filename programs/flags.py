@@ -1,26 +1,137 @@
-"""The flags of the programs: their ranges, a YAML file of flags, and the flags of a run that is resumed."""
+"""The flags of `train.py` and `eval.py`: tables of them, files of them, and what they become."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Callable, NoReturn
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, NoReturn
 
 from model_zoo.models import MODELS
 from model_zoo.optimizers import OPTIMIZERS
 from model_zoo.recipes import ADAPTIVE, EMBEDDED, RECIPES, SIZES
-from ms_accum import _check
+from ms_accum._check import one_line
+from ms_accum.engine.ends import TAILS, Sizes, planned
 
 from .command import FlagError
-from .folder import read_config, resumed_folder
+from .folder import CONFIG, MODEL, model_to_evaluate, resumed_folder
 
-PRECISIONS = ("off", "O1", "O2", "O3", "bf16")
-ONE_START = ("config", "debug", "download", "output_dir", "overwrite", "resume")
+
+class Kind(NamedTuple):
+    """What the text of a flag becomes, and which values are valid."""
+
+    metavar: str
+    rule: str
+    convert: Callable[[str], Any]
+    is_valid: Callable[[Any], object]
+
+    def __call__(self, text: str) -> Any:
+        """Return the value of a text."""
+        with contextlib.suppress(ValueError):
+            value = self.convert(text)
+            if self.is_valid(value):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {self.rule}, but got '{text}'")
+
+
+def sizes_of(text: str) -> int | dict[int, int]:
+    """Return the micro-batches in a window: a number, or numbers by their first update."""
+    parts = [part.partition(":") for part in text.split(",")]
+    return {int(update): int(size) for update, _, size in parts} if ":" in text else int(text)
+
+
+def interval_of(text: str) -> dict[str, Any]:
+    """Return the arguments of `Checkpointer` for updates or minutes."""
+    return {"minutes": float(text[:-3])} if text.endswith("min") else {"every": int(text)}
+
+
+def is_interval(text: str) -> bool:
+    """Return whether it is a number of updates or minutes above 0."""
+    return all(0 < value < math.inf for value in interval_of(text).values())
+
+
+COUNT = Kind("N", "an int >= 1", int, lambda value: value >= 1)
+UPDATES = Kind("N", "an int >= 0", int, lambda value: value >= 0)
+SIZE = Kind("N", "an int >= 1 and <= 65536", int, lambda value: 1 <= value <= 2**16)
+SEED = Kind("N", "an int >= 0 and <= 4294967295", int, lambda value: 0 <= value < 2**32)
+STAGE = Kind("{1,2}", "1 or 2", int, (1, 2).__contains__)
+POSITIVE = Kind("X", "a number > 0", float, lambda value: 0 < value < math.inf)
+NOT_NEGATIVE = Kind("X", "a number >= 0", float, lambda value: 0 <= value < math.inf)
+DECAY = Kind("X", "a number >= 0 and < 1", float, lambda value: 0 <= value < 1)
+BETA = Kind("X", "a number > 0 and < 1", float, lambda value: 0 < value < 1 - 2**-25)  # in float32
+TEXT = Kind("TEXT", "a text", str, bool)
+PATH = Kind("PATH", "a path", os.path.expanduser, bool)  # a shell does not expand the ~ of --flag=~/x
+WINDOWS = Kind("N", "an int >= 1, or such as 0:1,100:4", str, lambda text: Sizes("", "", sizes_of(text)))
+INTERVAL = Kind("N|Xmin", "a number of updates, such as 100, or of minutes, such as 5min", str, is_interval)
+LEVELS = ("off", "O1", "O2", "O3", "bf16")
+
+
+class Flag(NamedTuple):
+    """A flag: the kind of its value, or the words that it may be, or None for a switch."""
+
+    kind: Kind | Sequence[str] | None
+    help: str = ""
+    default: Any = None
+    others: tuple[str, ...] = ()
+    """Its other names."""
+
+
+PROGRAM = {
+    "device_target": Flag(("auto", "CPU", "GPU", "Ascend"), "the device; auto is that of this MindSpore", "auto"),
+    "debug": Flag(None, "show tracebacks, and MindSpore's warnings", False),
+}
+DATA = {
+    "data_path": Flag(PATH, "folder of MNIST or CIFAR-10, or a text; without it small embedded data are used"),
+    "dataset": Flag(tuple(RECIPES), "the data set (default: what --model takes; digits, or mnist with --data_path)"),
+    "model": Flag(tuple(MODELS), "the network (default: that of the data set)"),
+}
+TRAINING = {
+    **DATA,
+    "download": Flag(None, "download MNIST or CIFAR-10 into --data_path first", False),
+    "epochs": Flag(COUNT, "passes over the data (default: by data set)", others=("epoch_size",)),
+    "max_updates": Flag(COUNT, "end after N updates, also inside an epoch"),
+    "seed": Flag(SEED, "seed of the weights, the order of the rows and the random crops", 1),
+    "batch_size": Flag(COUNT, "rows of a micro-batch (default: by data set)"),
+    "mini_steps": Flag(
+        WINDOWS,
+        "micro-batches in a window; 0:1,100:4 makes windows of 1, and of 4 from update 100",
+        "4",
+        others=("accumulate_step", "gradient_accumulation_steps"),
+    ),
+    "tail": Flag(TAILS, "a last, shorter window: update with it, continue it in the next epoch, or drop it", "flush"),
+    "clip_norm": Flag(POSITIVE, "largest norm of a window's gradient (default: no limit)"),
+    "amp": Flag(LEVELS, "mixed precision: float16 with a dynamic loss scale, at MindSpore's level, or bfloat16", "off"),
+    "ema": Flag(DECAY, "average the weights over the updates with the decay X, such as 0.999, and evaluate that"),
+    "zero": Flag(STAGE, "ZeRO stage of several processes: 1 shards the optimizer's state, 2 the accumulators, too"),
+    "optimizer": Flag(OPTIMIZERS, "(default: by data set)"),
+    "lr": Flag(POSITIVE, "learning rate (default: by data set)"),
+    "momentum": Flag(NOT_NEGATIVE, "of momentum and sgd (default: 0.9)"),
+    "weight_decay": Flag(NOT_NEGATIVE, "(default: by data set)"),
+    "warmup_updates": Flag(UPDATES, "updates in which the rate rises from 0", 0),
+    "lr_decay": Flag(("none", "linear", "cosine"), "how the rate falls after that, until the run ends", "none"),
+    "eval_every": Flag(COUNT, "evaluate every N updates (default: after each epoch)"),
+    "output_dir": Flag(PATH, "folder of the run (default: a new one, runs/001 and so on)"),
+    "ckpt_path": Flag(PATH, f"the model, .ckpt or .safetensors (default: {MODEL} in the folder of the run)"),
+    "save_every": Flag(INTERVAL, "save the training state so often, and at the end, a signal or an error", "10min"),
+    "resume": Flag(None, "continue the run in --output_dir, by default the newest in runs/, with its flags", False),
+}
+IN_FILES = {**dict.fromkeys(SIZES, Flag(SIZE)), "beta2": Flag(BETA), "min_lr": Flag(POSITIVE)}
+"""dict[str, Flag], what only a file of flags has: the sizes of a network that takes text, details of its recipe."""
+EVALUATION = {
+    "ckpt_path": Flag(PATH, "the model (default: that of the newest run in runs/)"),
+    **DATA,
+    "report": Flag(PATH, "also write results by class and the confusion matrix into this folder"),
+}
+RECORD = {"model": DATA["model"], "dataset": DATA["dataset"], "amp": TRAINING["amp"]}
+"""dict[str, Flag], what is in the record beside a model; for text also `SIZES` and the vocabulary."""
+ONE_START = ("config", "debug", "download", "output_dir", "resume")
 """tuple, the flags that a resumed run does not take from the run that it continues."""
-MAY_CHANGE = ("ckpt_path", "data_path", "device_target", "epochs", "eval_every", "keep", "max_updates", "save_every")
+MAY_CHANGE = ("ckpt_path", "data_path", "device_target", "epochs", "eval_every", "max_updates", "save_every")
 """tuple, the flags that may differ when a run is resumed."""
 
 
@@ -32,12 +143,20 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise the error."""
-        unknown = message.partition("unrecognized arguments: ")[2]
-        raise FlagError(message + (hint(unknown.split()[0], self._option_string_actions) if unknown else ""))
+        unknown = message.partition("unrecognized arguments: ")[2].partition("=")[0].split()
+        raise FlagError(message + (hint(unknown[0], self._option_string_actions) if unknown else ""))
 
-    def names(self) -> set[str]:
-        """Return the names that a file of flags may have."""
-        return {name[2:] for name in self._option_string_actions if name.startswith("--")} - {"help", "config"}
+    def add(self, flags: Mapping[str, Flag]) -> None:
+        """Add flags."""
+        for name, flag in flags.items():
+            options: dict[str, Any] = {"choices": flag.kind}
+            if isinstance(flag.kind, Kind):
+                options = {"type": flag.kind, "metavar": flag.kind.metavar}
+            elif flag.kind is None:
+                options = {"action": "store_true"}
+            names = [f"--{each}" for each in (name, *flag.others)]
+            text = f"{flag.help} (default: {flag.default})" if flag.default else flag.help
+            self.add_argument(*names, default=flag.default, help=text, **options)
 
 
 def training_flags(argv: Sequence[str]) -> argparse.Namespace:
@@ -45,109 +164,46 @@ def training_flags(argv: Sequence[str]) -> argparse.Namespace:
 
     `saved` has those that a run keeps in its folder for `--resume`, and `fixed` those that may not change then.
     """
-    parser = _training_parser()
+    parser = Parser("Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation.", "%(prog)s [flags]")
+    text = f"read flags from a YAML file, a line 'flag: value' for each, and {', '.join(IN_FILES)}"
+    parser.add({**TRAINING, "config": Flag(PATH, text), **PROGRAM})
     args = parser.parse_args(argv)
-    if args.resume:
-        folder = resumed_folder(args.output_dir)
-        flags = as_arguments(read_config(folder), folder, parser.names())
-        args = parser.parse_args([*flags, *argv])
+    folder = resumed_folder(args.output_dir) if args.resume else None
+    source = args.config if folder is None else os.path.join(folder, CONFIG)
+    in_file = _in_file(source, {**TRAINING, **IN_FILES, **PROGRAM})
+    args = parser.parse_args(argv, in_file)  # those of the command line override them
+    if folder is not None:
         args.output_dir = folder
-    elif args.config is not None:
-        args = parser.parse_args([*as_arguments(read_yaml(args.config), args.config, parser.names()), *argv])
-    if args.resume and args.overwrite:
-        raise FlagError("argument --overwrite: can't be combined with --resume, which continues a run")
     _fill_in(args)
     args.saved = {name: value for name, value in vars(args).items() if name not in ONE_START and value is not None}
     args.fixed = {name: value for name, value in args.saved.items() if name not in MAY_CHANGE}
-    args.mini_steps = _sizes_of(args.mini_steps)
+    args.mini_steps = sizes_of(args.mini_steps)
     return args
 
 
-def _training_parser() -> Parser:
-    parser = Parser("Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation.", "%(prog)s [flags]")
-    add = parser.add_argument_group("data and network").add_argument
-    text = "folder of MNIST or CIFAR-10, or a text; without it small embedded data are used"
-    add("--data_path", type=path, metavar="PATH", help=text)
-    text = "download MNIST or CIFAR-10 into --data_path first, from URL if it is given"
-    add("--download", nargs="?", const=True, metavar="URL", help=text)
-    text = "the data set (default: what --model takes; without --model mnist with --data_path, else digits)"
-    add("--dataset", choices=tuple(RECIPES), help=text)
-    add("--model", choices=tuple(MODELS), help="the network (default: that of the data set)")
-    add("--context", type=whole(1, 65536), metavar="N", help="tokens in a row of text (default: 64)")
-    add("--layers", type=whole(1, 1000), metavar="N", help="layers of the GPT (default: 4)")
-    add("--heads", type=whole(1, 1000), metavar="N", help="attention heads in a layer (default: 4)")
-    add("--width", type=whole(1, 65536), metavar="N", help="size of a token's vector (default: 128)")
-    add = parser.add_argument_group("training").add_argument
-    add("--epochs", "--epoch_size", type=whole(1), metavar="N", help="passes over the data (default: by data set)")
-    add("--max_updates", type=whole(1), metavar="N", help="end after N updates, also inside an epoch")
-    text = "seed of the weights, the order of the rows and the random crops (default: 1)"
-    add("--seed", type=whole(0, 2**32 - 1), default=1, metavar="N", help=text)
-    add("--batch_size", type=whole(1), metavar="N", help="rows of a micro-batch (default: by data set)")
-    names = ("--mini_steps", "--accumulate_step", "--gradient_accumulation_steps")
-    text = "micro-batches in a window; 0:1,100:4 makes windows of 1, and of 4 from update 100 (default: 4)"
-    add(*names, type=sizes, default="4", metavar="N", help=text)
-    text = "a last, shorter window: make an update of it, continue it in the next epoch, or discard it (default: flush)"
-    add("--tail", choices=("flush", "carry", "drop"), default="flush", help=text)
-    text = "largest norm of a window's gradient (default: no limit)"
-    add("--clip_norm", type=number(0, above=True), metavar="X", help=text)
-    text = "mixed precision: float16 at MindSpore's level, with a dynamic loss scale, or bfloat16 (default: off)"
-    add("--amp", choices=PRECISIONS, default="off", help=text)
-    text = "average the weights over the updates with the decay X, such as 0.999, and evaluate the average"
-    add("--ema", type=number(0, below=1), metavar="X", help=text)
-    text = "ZeRO stage with several processes: 1 shards the optimizer's state, 2 also the accumulators"
-    add("--zero", type=int, choices=(1, 2), help=text)
-    text = "evaluate every N updates (default: after each epoch)"
-    add("--eval_every", type=whole(1), metavar="N", help=text)
-    add = parser.add_argument_group("optimizer").add_argument
-    add("--optimizer", choices=OPTIMIZERS, help="(default: by data set)")
-    add("--lr", type=number(0, above=True), metavar="X", help="learning rate (default: by data set)")
-    add("--momentum", type=number(0), metavar="X", help="of momentum and sgd (default: 0.9)")
-    add("--weight_decay", type=number(0), metavar="X", help="(default: by data set)")
-    text = "decay of the second moment of adam and adamw (default: 0.999)"
-    add("--beta2", type=number(0, above=True, below=1 - 2**-25), metavar="X", help=text)  # in float32
-    add("--warmup_updates", type=whole(0), default=0, metavar="N", help="updates in which the rate rises from 0")
-    text = "how the rate falls after the warm-up, until the end of the run (default: none)"
-    add("--lr_decay", choices=("none", "linear", "cosine"), default="none", help=text)
-    add("--min_lr", type=number(0, above=True), metavar="X", help="the rate at the end of --lr_decay (default: 0)")
-    add = parser.add_argument_group("output").add_argument
-    add("--output_dir", type=path, metavar="DIR", help="folder of the run (default: a new one, runs/001 and so on)")
-    text = "path of the model, .ckpt or .safetensors (default: gradient_accumulation.ckpt in the folder of the run)"
-    add("--ckpt_path", type=path, metavar="FILE", help=text)
-    add("--overwrite", action="store_true", help="replace the files of another run in --output_dir")
-    text = "continue the run in --output_dir, by default the newest in runs/, with its flags"
-    add("--resume", action="store_true", help=text)
-    text = "save the training state every N updates or X minutes, such as 100 or 5min (default: 10min); it is also "
-    text += "saved at the end, and when a signal or an error stops the run"
-    add("--save_every", type=interval, default="10min", metavar="N|Xmin", help=text)
-    add("--keep", type=whole(1), default=1, metavar="N", help="number of training states to keep (default: 1)")
-    add_program(parser)
-    text = "read flags from a YAML file, a line 'flag: value' for each; those on the command line override them"
-    parser.add_argument("--config", type=path, metavar="FILE", help=text)
-    return parser
-
-
 def evaluation_flags(argv: Sequence[str]) -> argparse.Namespace:
-    """Return the flags of `eval.py`."""
-    parser = Parser("Evaluate a model of train.py on the test split.", "%(prog)s [flags]")
-    text = "the model (default: that of the newest run in runs/)"
-    parser.add_argument("--ckpt_path", type=path, metavar="FILE", help=text)
-    parser.add_argument("--data_path", type=path, metavar="PATH", help="its data; not for embedded data")
-    text = "the data set, if there is no record beside the model"
-    parser.add_argument("--dataset", choices=tuple(RECIPES), help=text)
-    text = "the network, if there is no record beside the model"
-    parser.add_argument("--model", choices=tuple(MODELS), help=text)
-    text = "also write DIR/report.html: results by class, the confusion matrix, and the most certain wrong images"
-    parser.add_argument("--report", type=path, metavar="DIR", help=text)
-    parser.set_defaults(amp=None)  # that of the record
-    add_program(parser)
-    return parser.parse_args(argv)
+    """Return the flags of `eval.py`, with those of the record beside the model.
 
-
-def add_program(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that all programs have."""
-    text = "the device; auto is the default of this MindSpore (default: auto)"
-    parser.add_argument("--device_target", choices=("auto", "CPU", "GPU", "Ascend"), default="auto", help=text)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks, and MindSpore's warnings")
+    Raises:
+        ValueError: If it is not a record; a crafted one could name a network of any size.
+    """
+    text = "Evaluate a model of train.py on the test split. What is not given is that of the record beside the model."
+    parser = Parser(text, "%(prog)s [flags]")
+    parser.add({**EVALUATION, **PROGRAM})
+    path = model_to_evaluate(parser.parse_args(argv).ckpt_path)
+    record = f"{path}.json"
+    known = {**RECORD, **{name: IN_FILES[name] for name in SIZES}, "vocabulary": Flag(TEXT)}
+    try:
+        args = _in_file(record if os.path.isfile(record) else None, known)
+    except FlagError as error:
+        raise ValueError(f"'{record}' is not the record of a model; remove it, and give --model") from error
+    args = parser.parse_args(argv, args)
+    args.ckpt_path = path
+    choose_data(args)
+    if RECIPES[args.dataset].text and None in [getattr(args, name) for name in (*SIZES, "vocabulary")]:
+        fault = f"the record of a network that takes text is missing, or has no sizes, '{record}'"
+        raise FlagError(f"argument --ckpt_path: {fault}")
+    return args
 
 
 # The defaults of the data set
@@ -157,171 +213,119 @@ def choose_data(args: argparse.Namespace) -> None:
     """Set the data set and the network that the flags select, or raise an error if they contradict each other."""
     embedded = args.data_path is None
     if args.dataset is None:
-        args.dataset = _dataset_for(args.model, embedded)
+        model = MODELS[args.model or "lenet5"]
+        images = "cifar10" if model.channels == 3 else "digits" if embedded else "mnist"
+        args.dataset = images if not model.takes_text else "sentences" if embedded else "text"
     recipe = RECIPES[args.dataset]
     args.model = args.model or recipe.model
     if MODELS[args.model].channels != MODELS[recipe.model].channels:
-        rows = "text" if recipe.text else f"the images of {args.dataset}"
-        raise FlagError(f"argument --model: {args.model} does not take {rows}; {recipe.model} does")
-    if args.dataset in EMBEDDED and not embedded:
-        raise FlagError(f"argument --data_path: {args.dataset} are embedded; leave it out, or give another --dataset")
-    if args.dataset not in EMBEDDED and embedded:
-        what = "a text file, or a folder of .txt files" if recipe.text else f"the folder of {args.dataset}"
-        raise FlagError(f"argument --data_path: must be given, {what}")
+        raise FlagError(f"argument --model: {args.model} does not take {args.dataset}; {recipe.model} does")
+    if embedded != (args.dataset in EMBEDDED):
+        rule = "be given" if embedded else "be left out, or another --dataset be given"
+        raise FlagError(f"argument --data_path: for {args.dataset} it must {rule}")
     if recipe.text and getattr(args, "report", None) is not None:
         raise FlagError("argument --report: is for networks that classify images")
-    if not embedded and not recipe.text and os.path.isfile(args.data_path):
-        raise FlagError(
-            f"argument --data_path: '{args.data_path}' is a file, and {args.dataset} is a folder; "
-            "for a text give --dataset text"
-        )
-
-
-def _dataset_for(model: str | None, embedded: bool) -> str:
-    if model is not None and MODELS[model].takes_text:
-        return "sentences" if embedded else "text"
-    if model is not None and MODELS[model].channels == 3:
-        return "cifar10"
-    return "digits" if embedded else "mnist"
 
 
 def _fill_in(args: argparse.Namespace) -> None:
     """Set the flags that are not given to the values of the data set's recipe, and check them together."""
-    if args.download and args.data_path is None:
-        raise FlagError("argument --download: needs --data_path, the folder to download into")
     choose_data(args)
     recipe = RECIPES[args.dataset]
-    if args.download and recipe.text:
-        raise FlagError("argument --download: is for mnist and cifar10")
+    if args.download and (args.data_path is None or recipe.text):
+        raise FlagError("argument --download: needs --data_path, the folder to download mnist or cifar10 into")
     args.optimizer = args.optimizer or recipe.optimizer
-    if args.optimizer in ADAPTIVE and args.momentum is not None:
-        raise FlagError(f"argument --momentum: {args.optimizer} has none")
-    if args.optimizer not in ADAPTIVE and args.beta2 is not None:
-        raise FlagError(f"argument --beta2: {args.optimizer} has none; adam and adamw have")
+    adaptive = args.optimizer in ADAPTIVE
+    for name in ("momentum" if adaptive else "beta2", *(() if recipe.text else SIZES)):
+        if getattr(args, name) is not None:
+            raise FlagError(f"'{name}' must be left out: {args.model} by {args.optimizer} has none")
     lr, weight_decay = recipe.rates(args.optimizer)
     defaults: dict[str, Any] = {"batch_size": recipe.batch_size, "lr": lr, "weight_decay": weight_decay}
     defaults["epochs"] = recipe.epochs if args.max_updates is None else None
-    defaults["momentum"] = None if args.optimizer in ADAPTIVE else 0.9
+    defaults["momentum"] = None if adaptive else 0.9
     defaults.update(recipe.text or {})
-    for name in SIZES:
-        if not recipe.text and getattr(args, name) is not None:
-            raise FlagError(f"argument --{name}: is for text; {args.dataset} are images")
     for name, value in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
     if args.min_lr is not None and (args.lr_decay == "none" or args.min_lr > args.lr):
-        raise FlagError(f"argument --min_lr: needs --lr_decay, and must be <= {args.lr:g}, the --lr")
+        raise FlagError(f"'min_lr' needs --lr_decay, and must be <= {args.lr:g}, the --lr")
 
 
 # Files of flags
 
 
-def read_yaml(config: str) -> Mapping[str, Any]:
-    """Return the flags of a YAML file by name."""
-    import yaml  # only --config needs it
-
-    try:
-        with open(config, encoding="utf-8") as file:
-            flags = yaml.safe_load(file) or {}
-    except OSError as error:
-        raise FlagError(f"argument --config: '{config}' can't be read: {error.strerror}") from error
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise FlagError(f"argument --config: '{config}' is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(flags, dict):
-        raise FlagError(f"argument --config: '{config}' must have lines of the form 'flag: value'")
-    return flags
-
-
-def as_arguments(flags: Mapping[str, Any], source: str, known: Iterable[str]) -> list[str]:
-    """Return the flags of a file as arguments, so that they are checked like those of the command line."""
-    arguments = []
-    for name, value in flags.items():
-        if name not in known:
-            raise FlagError(f"'{source}' has the unknown flag '{_check.one_line(name)}'{hint(str(name), known)}")
+def _in_file(source: str | None, known: Mapping[str, Flag]) -> argparse.Namespace:
+    """Return the flags of a file, checked like those of the command line, and the defaults of all others."""
+    parser, arguments = Parser("", ""), []
+    parser.add(known)
+    for name, value in ({} if source is None else _read(source)).items():
+        if f"--{name}" not in parser._option_string_actions or name == "help":
+            raise FlagError(f"'{source}' has the unknown flag '{one_line(name)}'{hint(str(name), known)}")
         if isinstance(value, (list, dict)):
             raise FlagError(f"'{source}' must have one value for '{name}', but has a {type(value).__name__}")
         if value is True:
             arguments.append(f"--{name}")
         elif value is not None and value is not False:
             arguments.append(f"--{name}={value}")
-    return arguments
+    try:
+        return parser.parse_args(arguments)
+    except FlagError as error:
+        raise FlagError(f"'{source}': {error}") from error
+
+
+def _read(source: str) -> dict[Any, Any]:
+    """Return the content of a file of flags, JSON or YAML."""
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+        if source.endswith(".json"):
+            content = json.loads(text)
+        else:
+            import yaml  # only --config needs it
+
+            content = yaml.safe_load(text) or {}
+    except ImportError:
+        raise
+    except Exception as error:  # of the system, of JSON, of YAML
+        raise FlagError(f"'{source}' can't be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise FlagError(f"'{source}' must have lines of the form 'flag: value'")
+    return content
 
 
 def hint(name: str, known: Iterable[str]) -> str:
-    """Return the known name that was probably meant, as the end of an error message."""
-    close = get_close_matches(name.partition("=")[0], known, 1)
+    """Return what was probably meant, as the end of an error message."""
+    if name[2:] in IN_FILES:
+        return f"; {name[2:]} is for the file of --config"
+    close = get_close_matches(name, known, 1)
     return f"; did you mean {close[0]}?" if close else ""
 
 
-# The types of flags
+# What flags become
 
 
-def whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
-    """Return a flag's type: an int from `low` to `high`."""
-
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            most = f" and <= {high}" if value > high else ""
-            raise argparse.ArgumentTypeError(f"must be an int >= {low}{most}, but got '{text}'")
-        return value
-
-    return convert
+def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
+    """Return the epochs and the updates of a run with so many micro-batches in an epoch."""
+    epochs = args.epochs or 1
+    updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
+    while args.epochs is None and updates < args.max_updates:
+        epochs += 1
+        updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
+    if args.max_updates is None:
+        return epochs, updates
+    return epochs + (args.epochs is None), min(updates, args.max_updates)  # one to spare: a skipped window is no update
 
 
-def number(low: float, *, above: bool = False, below: float = math.inf) -> Callable[[str], float]:
-    """Return a flag's type: a finite number >= `low` (with `above`: > `low`)."""
-
-    def convert(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        rule = f"a number {'>' if above else '>='} {low:g}{'' if below == math.inf else f' and < {below:g}'}"
-        if not low <= value < below or (above and value == low):
-            raise argparse.ArgumentTypeError(f"must be {rule}, but got '{text}'")
-        return value
-
-    return convert
+def learning_rate(args: argparse.Namespace, updates: int) -> Any:
+    """Return the optimizer's `learning_rate`: a number, or a list with one number for each update."""
+    if args.lr_decay == "none" and not args.warmup_updates:
+        return args.lr
+    lowest = (args.min_lr or 0.0) / args.lr
+    return [args.lr * _part(args, update, updates, lowest) for update in range(updates)]
 
 
-def path(text: str) -> str:
-    """Return a flag's text as a path; a shell does not expand the `~` of --flag=~/x."""
-    if not text:
-        raise argparse.ArgumentTypeError("must be a path, but got ''")
-    return os.path.expanduser(text)
-
-
-def sizes(text: str) -> str:
-    """Check the micro-batches in a window: a number, or numbers by their first update."""
-    if ":" not in text:
-        return str(whole(1)(text))
-    parts = [part.partition(":") for part in text.split(",")]
-    updates = [whole(0)(update) for update, _, size in parts if whole(1)(size)]
-    if updates[0] != 0 or updates != sorted(set(updates)):
-        raise argparse.ArgumentTypeError(f"must begin with update 0 and rise, such as 0:1,100:4, but got '{text}'")
-    return text
-
-
-def _sizes_of(text: str) -> int | dict[int, int]:
-    if ":" not in text:
-        return int(text)
-    return {int(update): int(size) for update, _, size in (part.partition(":") for part in text.split(","))}
-
-
-def interval(text: str) -> str:
-    """Check updates or minutes."""
-    try:
-        (number(0, above=True) if text.endswith("min") else whole(1))(text.removesuffix("min"))
-    except argparse.ArgumentTypeError as error:
-        rule = "must be a number of updates, such as 100, or of minutes, such as 5min"
-        raise argparse.ArgumentTypeError(f"{rule}, but got '{text}'") from error
-    return text
-
-
-def interval_of(text: str) -> dict[str, Any]:
-    """Return the arguments of `Checkpointer` for --save_every."""
-    return {"minutes": float(text[:-3])} if text.endswith("min") else {"every": int(text)}
+def _part(args: argparse.Namespace, update: int, updates: int, lowest: float) -> float:
+    """Return the part of the rate that an update has: it grows first, and may fall then."""
+    if update < args.warmup_updates:
+        return (update + 1) / args.warmup_updates
+    progress = (update - args.warmup_updates) / max(1, updates - args.warmup_updates)
+    part = {"none": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[args.lr_decay]
+    return lowest + (1 - lowest) * part

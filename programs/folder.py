@@ -22,7 +22,7 @@ from .command import FlagError
 if TYPE_CHECKING:
     from filelock import FileLock
 
-    from ms_accum.ranks.group import Group
+    from ms_accum import Group
 
 RUNS, CONFIG, METRICS, STATES, MODEL = "runs", "config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"
 
@@ -47,16 +47,16 @@ def open_folder(args: argparse.Namespace, group: Group) -> Folder:
     """Return the folder of the run that these flags begin or resume. Rank 0 creates it, and all ranks get its path.
 
     Raises:
-        FlagError: If it has the files of another run, or the model's path names an existing file.
+        FlagError: If a file of another run is there.
         RuntimeError: If another run is using it.
     """
-    from ms_accum.ranks.group import total
+    from ms_accum import total
 
     number, lock, error = 0, None, None
     if group.rank == 0:
         try:
             number = 1 if args.output_dir else _new_run()
-            lock = _claim(args, args.output_dir or _path_of(number))
+            lock = _claim(args, _paths(args, number))
         except (FlagError, OSError, RuntimeError) as raised:
             number, error = 0, raised
     (number,) = total([number], group if group.size > 1 else None)  # also after an error: the other ranks wait for it
@@ -64,9 +64,33 @@ def open_folder(args: argparse.Namespace, group: Group) -> Folder:
         raise error
     if not number:
         raise RuntimeError("rank 0 can't use the folder of the run")
+    return _paths(args, number)._replace(lock=lock)
+
+
+def _paths(args: argparse.Namespace, number: int) -> Folder:
     path = args.output_dir or _path_of(number)
-    model = args.ckpt_path or os.path.join(path, MODEL)
-    return Folder(path, model, os.path.join(path, METRICS), os.path.join(path, STATES), lock)
+    model, metrics, states = (os.path.join(path, name) for name in (MODEL, METRICS, STATES))
+    return Folder(path, args.ckpt_path or model, metrics, states, None)
+
+
+def _claim(args: argparse.Namespace, folder: Folder) -> FileLock:
+    """Lock a folder until the process ends, however it ends."""
+    from filelock import FileLock, Timeout
+
+    from ms_accum.saving.files import remove_leftovers
+
+    os.makedirs(folder.path, exist_ok=True)
+    lock = FileLock(os.path.join(folder.path, ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RuntimeError(f"another run is using the folder '{folder.path}'; give another --output_dir") from error
+    remove_leftovers(folder.path)
+    for path in (os.path.join(folder.path, CONFIG), folder.metrics, folder.model):
+        if os.path.isfile(path) and not args.resume:
+            remedy = "give --resume to continue it, or another --output_dir or --ckpt_path, or remove it"
+            raise FlagError(f"'{path}' is of another run: {remedy}")
+    return lock
 
 
 def resumed_folder(output_dir: str | None) -> str:
@@ -75,21 +99,11 @@ def resumed_folder(output_dir: str | None) -> str:
     Raises:
         FlagError: If it has no training state.
     """
-    folder = output_dir or newest_run()
-    if folder is None:
-        raise FlagError("argument --resume: there is no run in 'runs'; give --output_dir")
+    folder = output_dir or newest_run("argument --resume", "give --output_dir")
     if not list(Path(folder, STATES).glob("state-*.safetensors")):
-        fault = (
-            "does not exist" if not os.path.isdir(folder) else "has no training state: its run ended before the first"
-        )
+        fault = "has no training state: its run ended before the first" if os.path.isdir(folder) else "does not exist"
         raise FlagError(f"argument --resume: '{folder}' {fault}")
     return folder
-
-
-def newest_run() -> str | None:
-    """Return the path of the newest run in runs/."""
-    numbers = _runs()
-    return _path_of(max(numbers)) if numbers else None
 
 
 def model_to_evaluate(ckpt_path: str | None) -> str:
@@ -98,32 +112,24 @@ def model_to_evaluate(ckpt_path: str | None) -> str:
     The tutorials save ./gradient_accumulation.ckpt, train.py in the folder of the run. So if that file is named but
     does not exist, the newest run's model is meant, too.
     """
-    named = ckpt_path if ckpt_path is None or os.path.exists(ckpt_path) or os.path.relpath(ckpt_path) != MODEL else None
-    if named is not None:
-        return named
-    run = newest_run()
-    if run is None:
-        raise FlagError("argument --ckpt_path: there is no run in 'runs'; give the path of a model")
-    return os.path.join(run, MODEL)
+    if ckpt_path is not None and (os.path.exists(ckpt_path) or os.path.relpath(ckpt_path) != MODEL):
+        return ckpt_path
+    return os.path.join(newest_run("argument --ckpt_path", "give the path of a model"), MODEL)
 
 
-def read_config(folder: str) -> Mapping[str, Any]:
-    """Return the flags of the run in a folder."""
-    path = os.path.join(folder, CONFIG)
-    try:
-        config = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise FlagError(f"argument --resume: the flags of the run, '{path}', can't be read: {error}") from error
-    if not isinstance(config, dict):
-        raise FlagError(f"argument --resume: '{path}' does not hold the flags of a run")
-    return config
+def newest_run(flag: str, remedy: str) -> str:
+    """Return the folder of the newest run in runs/, or raise an error about a flag."""
+    number = max(_runs(), default=None)
+    if number is None:
+        raise FlagError(f"{flag}: there is no run in '{RUNS}'; {remedy}")
+    return _path_of(number)
 
 
-def write_config(folder: str, flags: Mapping[str, Any]) -> None:
-    """Write the flags of a run into its folder."""
+def write_json(path: str, content: Mapping[str, Any]) -> None:
+    """Write the flags of a run, or what `eval.py` needs beside a model."""
     from ms_accum.saving.files import write_bytes
 
-    write_bytes(os.path.join(folder, CONFIG), json.dumps(flags, indent=1).encode() + b"\n")
+    write_bytes(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
 def _new_run() -> int:
@@ -145,35 +151,3 @@ def _path_of(number: int) -> str:
 def _runs() -> list[int]:
     names = os.listdir(RUNS) if os.path.isdir(RUNS) else []
     return [int(name) for name in names if name.isascii() and name.isdigit()]
-
-
-def _claim(args: argparse.Namespace, folder: str) -> FileLock:
-    """Lock a folder until the process ends, however it ends, and remove what --overwrite replaces."""
-    from filelock import FileLock, Timeout
-
-    from ms_accum.saving.files import remove_leftovers
-
-    if args.ckpt_path is not None and os.path.exists(args.ckpt_path) and not (args.resume or args.overwrite):
-        remedy = "give another name, or --overwrite to replace it"
-        raise FlagError(f"argument --ckpt_path: '{args.ckpt_path}' exists; {remedy}")
-    os.makedirs(folder, exist_ok=True)
-    lock = FileLock(os.path.join(folder, ".lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RuntimeError(f"another run is using the folder '{folder}'; give another --output_dir") from error
-    remove_leftovers(folder)
-    if not args.resume:
-        files = _files(folder)
-        if files and not args.overwrite:
-            remedy = "give --resume to continue it, another folder, or --overwrite to replace it"
-            raise FlagError(f"argument --output_dir: '{folder}' holds another run; {remedy}")
-        for path in files:
-            path.unlink()
-    return lock
-
-
-def _files(folder: str) -> list[Path]:
-    """Return the files of a run in a folder."""
-    names = [Path(folder, name) for name in (CONFIG, METRICS, MODEL, f"{MODEL}.json")]
-    return [*filter(Path.is_file, names), *Path(folder, STATES).glob("state-*.safetensors")]

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import atexit
-import json
 import math
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 import mindspore as ms
@@ -19,17 +17,14 @@ from mindspore import amp, nn
 from model_zoo import DOWNLOADS, MODELS, RECIPES, DataError, NextTokenLoss, create_dataset, create_text_dataset
 from model_zoo.next_token import LossOfTokens, count_targets
 from model_zoo.recipes import SIZES
-from ms_accum import _check
+from ms_accum import Group, evaluate
 from ms_accum.network.training_mode import training_mode
-from ms_accum.ranks.group import Group, comes_first
+from ms_accum.ranks.group import comes_first
 from ms_accum.saving.files import write_bytes
-from ms_accum.saving.model_file import CheckpointError
-from ms_accum.training.evaluation import evaluate
 
-from .command import FlagError, interruptible
-from .flags import PRECISIONS
+from .command import FlagError, handled_by, interrupt
+from .flags import RECORD
 
-_RECORDED = ("model", "dataset", "amp")  # beside a model
 # In a batch of an evaluation, which should not need more memory than training.
 _MOST_TOKENS, _MOST_SCORES = 2**11, 2**23
 
@@ -53,11 +48,8 @@ class Images:
 
     def data(self, usage: str, rows: int = 100, group: Group | None = None) -> Any:
         """Return a split in batches; the training split is divided among the processes."""
-        args = self._args
-        size = MODELS[args.model].image_size
-        return _loaded(
-            create_dataset, args, rows, usage=usage, image_size=size, dataset=args.dataset, **_shard(args, usage, group)
-        )
+        options = {"image_size": MODELS[self._args.model].image_size, "dataset": self._args.dataset}
+        return _loaded(create_dataset, self._args, usage, rows, group, **options)
 
     def network(self) -> nn.Cell:
         """Return a new network."""
@@ -71,7 +63,7 @@ class Images:
     @property
     def record(self) -> dict[str, Any]:
         """dict, what `eval.py` needs to make the network again."""
-        return {name: getattr(self._args, name) for name in _RECORDED}
+        return {name: getattr(self._args, name) for name in RECORD}
 
 
 class Text:
@@ -86,24 +78,23 @@ class Text:
     metrics = None
 
     def __init__(self, args: argparse.Namespace):
-        self._args = args
+        self._args, self._sizes = args, {name: getattr(args, name) for name in SIZES}
         self._vocabulary: str | None = getattr(args, "vocabulary", None)
         self.loss: nn.Cell = NextTokenLoss()
 
     def data(self, usage: str, rows: int | None = None, group: Group | None = None) -> Any:
-        """Return a split in batches of rows of --context tokens; the training split is divided among the processes."""
-        args = self._args
-        rows = rows or max(1, min(_MOST_TOKENS, _MOST_SCORES // len(self._vocabulary or " ")) // args.context)
-        options = {"context": args.context, "vocabulary": self._vocabulary, **_shard(args, usage, group)}
-        data = _loaded(create_text_dataset, args, rows, usage=usage, **options)
+        """Return a split in batches of rows of `context` tokens; the training split is divided among the processes."""
+        context = self._sizes["context"]
+        rows = rows or max(1, min(_MOST_TOKENS, _MOST_SCORES // len(self._vocabulary or " ")) // context)
+        options = {"context": context, "vocabulary": self._vocabulary}
+        data = _loaded(create_text_dataset, self._args, usage, rows, group, **options)
         self._vocabulary = data.source.data.vocabulary.characters
         return data
 
     def network(self) -> nn.Cell:
         """Return a new network for the characters of the text that was read."""
-        sizes = {name: getattr(self._args, name) for name in SIZES}
-        network = MODELS[self._args.model].make(vocab_size=len(self._vocabulary or ""), tie_weights=True, **sizes)
-        return _mixed(network, self._args.amp)
+        sizes = {"vocab_size": len(self._vocabulary or ""), **self._sizes}
+        return _mixed(MODELS[self._args.model].make(tie_weights=True, **sizes), self._args.amp)
 
     def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
         """Return the mean loss of a token, and the same in bits."""
@@ -118,38 +109,7 @@ class Text:
     @property
     def record(self) -> dict[str, Any]:
         """dict, what `eval.py` needs to make the network again."""
-        return {**{name: getattr(self._args, name) for name in (*_RECORDED, *SIZES)}, "vocabulary": self._vocabulary}
-
-
-def _mixed(network: nn.Cell, level: str | None) -> nn.Cell:
-    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" unchanged.
-
-    Raises:
-        ValueError: If the device does not support it.
-    """
-    if level in ("off", None):
-        return network
-    if level != "bf16":
-        return _rewritten(network, level, ms.float16)
-    if ms.get_context("device_target") == "CPU":
-        remedy, got = "Use O1 to O3, which compute in float16.", "bf16, which its matrix product does not support"
-        _check.raise_invalid(ValueError, "train.py", "amp", "off or O1 to O3 on CPU", got, remedy)
-    return _rewritten(network, "O1", ms.bfloat16)
-
-
-def _rewritten(network: nn.Cell, level: str, dtype: Any) -> nn.Cell:
-    """Return the result of `auto_mixed_precision`.
-
-    O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
-    to a temporary one, which is removed at the end of the process.
-    """
-    current, temporary = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
-    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
-    os.chdir(temporary)
-    try:
-        return amp.auto_mixed_precision(network, level, dtype)
-    finally:
-        os.chdir(current)
+        return {**{name: getattr(self._args, name) for name in RECORD}, **self._sizes, "vocabulary": self._vocabulary}
 
 
 def task_of(args: argparse.Namespace) -> Images | Text:
@@ -157,63 +117,77 @@ def task_of(args: argparse.Namespace) -> Images | Text:
     return Text(args) if RECIPES[args.dataset].text else Images(args)
 
 
-def facts_of(data: Any) -> dict[str, Any]:
-    """Return what must be equal when a run is resumed, for the data sets of `model_zoo`."""
-    source = getattr(data, "source", None)
-    return {} if source is None else {"rows": source.rows, "data": source.fingerprint}
+# Data
 
 
 def download(args: argparse.Namespace) -> None:
     """Download the data set in one process; the others wait for it when they join their group."""
     if args.download and comes_first():
-        with interruptible():
-            DOWNLOADS[args.dataset](args.data_path, **({} if args.download is True else {"url": args.download}))
+        with handled_by(interrupt):
+            DOWNLOADS[args.dataset](args.data_path)
 
 
-def _shard(args: argparse.Namespace, usage: str, group: Group | None) -> dict[str, int]:
-    if usage == "test":
-        return {}
-    rank, size = group or (0, 1)
-    return {"seed": args.seed, "num_shards": size, "shard_id": rank}
-
-
-def _loaded(create: Any, args: argparse.Namespace, rows: int, **options: Any) -> Any:
+def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group: Group | None, **options: Any) -> Any:
     """Return a data set; an argument that does not fit it, such as a batch larger than it, is that of a flag."""
+    if usage != "test":
+        rank, size = group or (0, 1)
+        options.update(seed=args.seed, num_shards=size, shard_id=rank)
     try:
-        return create(args.data_path, rows, **options)
+        return create(args.data_path, rows, usage=usage, **options)
     except DataError:
         raise
     except ValueError as error:
         raise FlagError(str(error)) from error
 
 
-# The record of a model
+def facts_of(data: Any) -> dict[str, Any]:
+    """Return what must be equal when a run is resumed, for the data sets of `model_zoo`."""
+    return {"rows": data.source.rows, "data": data.source.fingerprint}
 
 
-def write_record(path: str, record: Mapping[str, Any]) -> None:
-    """Write what `eval.py` needs beside a model."""
-    write_bytes(f"{path}.json", json.dumps(record, indent=1).encode() + b"\n")
+# Mixed precision
 
 
-def read_record(path: str) -> dict[str, Any] | None:
-    """Return the record beside a model, None if there is none.
+def _mixed(network: nn.Cell, level: str) -> nn.Cell:
+    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" unchanged.
+
+    O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
+    to a temporary one, which is removed at the end of the process.
 
     Raises:
-        CheckpointError: If it is not a record; a crafted one could name a network of any size.
+        FlagError: If the device does not support it.
     """
-    name = f"{path}.json"
-    if not os.path.isfile(name):
-        return None
+    if level == "off":
+        return network
+    if level == "bf16" and ms.get_context("device_target") == "CPU":
+        raise FlagError("argument --amp: bf16 is not supported on CPU by MindSpore's matrix product; O1 to O3 are")
+    current, temporary = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    os.chdir(temporary)
     try:
-        with open(name, encoding="utf-8") as file:
-            record = json.load(file)
-        is_text = RECIPES[record["dataset"]].text is not None
-        known = MODELS[record["model"]].takes_text == is_text and record["amp"] in PRECISIONS
-        sizes = [record[name] for name in SIZES] if is_text else []
-        valid = known and all(type(size) is int and 0 < size < 2**16 for size in sizes)
-        valid = valid and isinstance(record.get("vocabulary", ""), str)
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        valid = False
-    if not valid:
-        raise CheckpointError(f"'{_check.one_line(name)}' is not the record of a model; remove it, and give --model.")
-    return record
+        if level == "bf16":
+            return amp.auto_mixed_precision(network, "O1", ms.bfloat16)
+        return amp.auto_mixed_precision(network, level)
+    finally:
+        os.chdir(current)
+
+
+# The report
+
+
+def write_report(folder: str, network: nn.Cell, test: Any) -> str:
+    """Write precision and recall by class as report.txt, the confusion matrix as a picture, and return the folder."""
+    from matplotlib.figure import Figure
+    from sklearn.metrics import ConfusionMatrixDisplay, classification_report
+
+    with training_mode(network, False):
+        batches = test.create_tuple_iterator(num_epochs=1)
+        pairs = [(label.asnumpy(), network(image).asnumpy().argmax(1)) for image, label in batches]
+    labels, guesses = (np.concatenate(column) for column in zip(*pairs))
+    os.makedirs(folder, exist_ok=True)
+    text = classification_report(labels, guesses, digits=4, zero_division=0)
+    write_bytes(os.path.join(folder, "report.txt"), text.encode())
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    ConfusionMatrixDisplay.from_predictions(labels, guesses, ax=figure.subplots(), colorbar=False)
+    figure.savefig(os.path.join(folder, "confusion_matrix.png"))
+    return folder

@@ -13,9 +13,11 @@ from mindspore import nn
 
 from programs import plot
 from programs.command import run
-from programs.report import write_report
+from programs.tasks import write_report
 from running import error_of
 
+pytestmark = pytest.mark.host
+PNG = b"\x89PNG"
 LINES = [
     {"epoch": 1, "update": 1, "loss": 2.0, "lr": 0.1, "grad_norm": 3.0},
     {"epoch": 1, "update": 2, "loss": None, "lr": 0.1, "grad_norm": None},
@@ -24,36 +26,30 @@ LINES = [
 ]
 
 
-@pytest.mark.host
 def test_plot_draws_runs(monkeypatch, capsys):
     from matplotlib.axes import Axes
 
-    drawn = []
-    draws = Axes.plot
-    monkeypatch.setattr(
-        Axes, "plot", lambda axes, *points, **how: drawn.append(points[:2]) or draws(axes, *points, **how)
-    )
+    drawn, draws = [], Axes.plot
+
+    def plot_points(axes, updates, values, *how, **options):
+        drawn.append((updates, values))
+        return draws(axes, updates, values, *how, **options)
+
+    monkeypatch.setattr(Axes, "plot", plot_points)
+    lines = "".join(json.dumps(line) + "\n" for line in LINES) + '{"update": 4, "lo'
     for folder in ("a", "b"):
         os.mkdir(folder)
-        Path(folder, "metrics.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in LINES) + '{"update": 4, "lo'
-        )
+        Path(folder, "metrics.jsonl").write_text(lines)
     assert run(plot.main, ["a", "b"]) == 0
-    assert Path("a/metrics.png").read_bytes()[:4] == b"\x89PNG"
-    expected = [
-        ((1, 3), (2.0, 1.0)),
-        ((2,), (1.5,)),
-        ((1, 2, 3), (0.1, 0.1, 0.05)),
-        ((1, 3), (3.0, 2.0)),
-        ((2,), (0.5,)),
-    ]
-    assert sorted(drawn) == sorted(expected * 2)
+    assert Path("a/metrics.png").read_bytes()[:4] == PNG
+    loss, rate, norm = ([1, 3], [2.0, 1.0]), ([1, 2, 3], [0.1, 0.1, 0.05]), ([1, 3], [3.0, 2.0])
+    assert sorted(drawn) == sorted([loss, ([2], [1.5]), rate, norm, ([2], [0.5])] * 2)
     assert run(plot.main, ["a", "--output=x.svg"]) == 0 and "<svg" in Path("x.svg").read_text()
     capsys.readouterr()
-    assert run(plot.main, ["none"]) == 2
-    assert error_of(capsys) == "argument RUN: 'none/metrics.jsonl' can't be read: No such file or directory"
+    assert run(plot.main, ["none"]) == 1
+    assert error_of(capsys) == "'none/metrics.jsonl': No such file or directory"
     Path("a/metrics.jsonl").write_text("no metrics\n")
-    assert run(plot.main, ["a"]) == 2 and "does not hold metrics" in error_of(capsys)
+    assert run(plot.main, ["a"]) == 1 and "'a/metrics.jsonl' does not hold metrics" in error_of(capsys)
 
 
 class Brightness(nn.Cell):
@@ -66,13 +62,18 @@ class Brightness(nn.Cell):
         )
 
 
-@pytest.mark.host
-def test_report_has_classes_matrix_and_wrong_images():
+def test_report_has_classes_and_a_confusion_matrix(monkeypatch):
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    shown, show = [], ConfusionMatrixDisplay.plot
+    monkeypatch.setattr(
+        ConfusionMatrixDisplay, "plot", lambda matrix, **how: shown.append(matrix) or show(matrix, **how)
+    )
     labels = np.array([0, 1, 2, 1, 2], np.int32)
     images = np.ones((5, 1, 4, 4), np.float32) * labels[:, None, None, None]
     test = ms.dataset.NumpySlicesDataset((images, labels), ["image", "label"], shuffle=False).batch(2)
-    path = write_report("out", "<script>.ckpt", Brightness(), test)
-    page = Path(path).read_text(encoding="utf-8")
-    assert path == "out/report.html" and "60.00% of 5 images are classified correctly" in page
-    assert page.count("2, taken for 0 (") == page.count("<figure>") == 2 and page.count("<img ") == 3
-    assert "precision" in page and "<script>" not in page and "http" not in page
+    assert write_report("out", Brightness(), test) == "out"
+    text = Path("out/report.txt").read_text()
+    assert "precision" in text and text.split("accuracy")[1].split()[:2] == ["0.6000", "5"]
+    assert shown[0].confusion_matrix.tolist() == [[1, 0, 0], [0, 2, 0], [2, 0, 0]]
+    assert Path("out/confusion_matrix.png").read_bytes()[:4] == PNG

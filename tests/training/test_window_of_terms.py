@@ -16,7 +16,7 @@ from helpers import Recorder, run
 from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped, replace_dropout
 from ms_accum.layers.dropout import COUNTER
 from ms_accum.training.progress import Lines
-from programs.metrics_file import MetricsFile
+from programs.metrics import MetricsFile
 from reference import digest
 from runs import stop_after
 
