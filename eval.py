@@ -8,40 +8,33 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from ms_accum.programs.command import run
-from ms_accum.programs.flags import choose_data, evaluation_flags
-from ms_accum.programs.folder import model_to_evaluate
+from programs.command import run
+from programs.flags import evaluation_flags
 
 
 def main(argv: Sequence[str]) -> None:
     """Load a model, and evaluate it on the test split."""
-    args = evaluation_flags(argv)  # before the imports: wrong flags end the program here, and MindSpore takes seconds
-    path = model_to_evaluate(args.ckpt_path)
+    # Before the imports: wrong flags end the program here, and MindSpore takes seconds. The record beside the model has
+    # its network, its data set and its sizes; flags replace them.
+    args = evaluation_flags(argv)
 
-    from ms_accum.programs.command import show, use_device
-    from ms_accum.programs.report import write_report
-    from ms_accum.programs.tasks import read_record, task_of
     from ms_accum.saving.model_file import load_model
+    from programs.command import show, use_device
+    from programs.tasks import task_of, write_report
 
     use_device(args.device_target)
-
-    # The record beside the model has its network, its data set and its sizes; flags replace them.
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    for name, value in {**(read_record(path) or {}), **given}.items():
-        setattr(args, name, value)
-    choose_data(args)
 
     # The network, and the data to evaluate it on: batches of (image, label) or (tokens, next tokens).
     task = task_of(args)
     network = task.network()
-    load_model(network, path)
+    load_model(network, args.ckpt_path)
     test = task.data("test")
 
-    show("model", f"{args.model}, {path}")
+    show("model", f"{args.model}, {args.ckpt_path}")
     show("data", f"{args.data_path or f'embedded {args.dataset}'}, {test.get_dataset_size():,} batches for tests")
     result = task.evaluate(network, test)
     if args.report is not None:
-        show("report", write_report(args.report, path, network, test))
+        show("report", write_report(args.report, network, test))
     print(f"============== {result} ==============")
 
 

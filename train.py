@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ms_accum.programs.command import run
-from ms_accum.programs.flags import interval_of, training_flags
+from programs.command import run
+from programs.flags import interval_of, learning_rate, length_of, training_flags
 
 
 def main(argv: Sequence[str]) -> None:
@@ -24,12 +24,11 @@ def main(argv: Sequence[str]) -> None:
     from model_zoo import make_optimizer
     from ms_accum import Checkpointer, Ema, GradientAccumulation, ZeroOptimizer, own_group
     from ms_accum.engine.ema import averaged
-    from ms_accum.programs.command import Signals, show, silence, use_device
-    from ms_accum.programs.folder import open_folder
-    from ms_accum.programs.metrics_file import Beginning, MetricsFile
-    from ms_accum.programs.schedule import learning_rate, length_of
-    from ms_accum.programs.tasks import download, facts_of, task_of, write_record
     from ms_accum.saving.model_file import save_model
+    from programs.command import Signals, show, silence, use_device
+    from programs.folder import open_folder, write_json
+    from programs.metrics import Beginning, MetricsFile
+    from programs.tasks import download, facts_of, task_of
 
     device = use_device(args.device_target)
     download(args)  # yours: take it out
@@ -77,7 +76,6 @@ def main(argv: Sequence[str]) -> None:
     states = Checkpointer(
         folder.states,
         **interval_of(args.save_every),
-        keep=args.keep,
         resume="auto" if args.resume else None,
         # What must be equal in a resumed run: flags, the length of a schedule, and facts about the data (yours).
         config={**args.fixed, "updates": updates if isinstance(rate, list) else None, **facts_of(train)},
@@ -102,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
         result = task.evaluate(network, test)  # yours
         if folder.writes:
             save_model(network, folder.model)
-            write_record(folder.model, task.record)  # yours: take it out, if you do not use eval.py
+            write_json(f"{folder.model}.json", task.record)  # yours: take it out, if you do not use eval.py
     show("model file", folder.model)
     print(f"============== {result} ==============")
 

@@ -46,7 +46,7 @@ PROGRAMS = {
     "train": ("train.py",),
     "eval": ("eval.py",),
     "launch": ("-m", "ms_accum.launch"),
-    "plot": ("-m", "ms_accum.plot"),
+    "plot": ("-m", "programs.plot"),
     "selftest": ("-m", "ms_accum.selftest"),
 }
 # Of a table, its head stays as it is.

@@ -1,4 +1,4 @@
-"""Faults to plant in ms_accum. For each, the named tests must fail.
+"""Faults to plant in ms_accum, and in the programs. For each, the named tests must fail.
 
     python tests/faults.py                # all, each in a copy of the tree; prints which test found which fault
     python tests/faults.py NAME [NAME]    # some of them
@@ -44,6 +44,10 @@ class Fault(NamedTuple):
     new: str
     tests: str
     """The tests that find it, below tests/: one, or several with blanks between."""
+
+    def path_in(self, root: Path) -> Path:
+        """Return the path of the file in a tree: `programs/` is beside the library, all others are in it."""
+        return root / self.file if self.file.startswith("programs/") else root / "ms_accum" / self.file
 
 
 FAULTS = {
@@ -736,10 +740,7 @@ FAULTS = {
         "model_step.py", "self._size) or self._left == 0", "self._size)", programs("model")
     ),
     "Model shows no loss": Fault(
-        "model_step.py",
-        "self._loss = ended.loss if ended.samples and not left_out else 0.0",
-        "self._loss = 0.0",
-        programs("step"),
+        "model_step.py", "ended.loss if ended.samples and not left_out else 0.0", "0.0", programs("step")
     ),
     "Model evaluates without the average": Fault(
         "model_step.py",
@@ -1057,51 +1058,57 @@ FAULTS = {
         "engine/test_ema.py::test_other_averages_do_not_resume",
     ),
     "no epoch to spare": Fault(
-        "programs/schedule.py",
+        "programs/flags.py",
         "return epochs + (args.epochs is None), min",
         "return epochs, min",
         "programs/test_flags.py::test_length_of_a_run_is_its_epochs_or_its_updates",
     ),
     "a run of updates is as long as its epochs": Fault(
-        "programs/schedule.py",
+        "programs/flags.py",
         "min(updates, args.max_updates)",
         "updates",
         "programs/test_flags.py::test_length_of_a_run_is_its_epochs_or_its_updates",
     ),
     "a rise from 0": Fault(
-        "programs/schedule.py",
+        "programs/flags.py",
         "return (update + 1) / args.warmup_updates",
         "return update / args.warmup_updates",
         "programs/test_flags.py::test_rate_rises_and_falls",
     ),
     "a fall that begins with the rise": Fault(
-        "programs/schedule.py",
+        "programs/flags.py",
         "progress = (update - args.warmup_updates) / max(1, updates - args.warmup_updates)",
         "progress = update / updates",
         "programs/test_flags.py::test_rate_rises_and_falls",
     ),
     "a lowest rate of a part": Fault(
-        "programs/schedule.py",
+        "programs/flags.py",
         "lowest = (args.min_lr or 0.0) / args.lr",
         "lowest = args.min_lr or 0.0",
         "programs/test_flags.py::test_rate_rises_and_falls",
     ),
-    "overwrite keeps the old run": Fault(
+    "a run replaces another one": Fault(
         "programs/folder.py",
-        "            path.unlink()\n",
-        "            pass\n",
-        "programs/test_flags.py::test_overwrite_removes_the_files_of_the_old_run_and_no_others",
+        "if os.path.isfile(path) and not args.resume:",
+        "if False:",
+        "programs/test_runs.py::test_folder_of_another_run_is_not_touched",
     ),
-    "overwrite keeps the old record": Fault(
+    "a model is named that replaces another one": Fault(
         "programs/folder.py",
-        '(CONFIG, METRICS, MODEL, f"{MODEL}.json")',
-        "(CONFIG, METRICS, MODEL)",
-        "programs/test_flags.py::test_overwrite_removes_the_files_of_the_old_run_and_no_others",
+        "folder.metrics, folder.model):",
+        "folder.metrics):",
+        "programs/test_runs.py::test_folder_of_another_run_is_not_touched",
+    ),
+    "the file overrides the command line": Fault(
+        "programs/flags.py",
+        "parser.parse_args(argv, in_file)",
+        "parser.parse_args([], in_file)",
+        "programs/test_flags.py::test_config_is_read_and_command_line_overrides_it",
     ),
     "other data with as many rows resume": Fault(
         "programs/tasks.py",
-        '{"rows": source.rows, "data": source.fingerprint}',
-        '{"rows": source.rows}',
+        '{"rows": data.source.rows, "data": data.source.fingerprint}',
+        '{"rows": data.source.rows}',
         "programs/test_flags.py::test_other_data_with_as_many_rows_are_told_apart",
     ),
     "AdamW that minimizes what is to be maximized": Fault(
@@ -1173,7 +1180,7 @@ def build(folder: Path) -> None:
 
 def find(folder: Path, fault: Fault, core: int) -> str | None:
     """Plant a fault in a tree, look for a test that fails, and take it out again."""
-    path = folder / "ms_accum" / fault.file
+    path = fault.path_in(folder)
     sound = path.read_text(encoding="utf-8")
     path.write_text(sound.replace(fault.old, fault.new), encoding="utf-8")
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import eval as evaluation
 import train as training
-from ms_accum.programs.command import run
+from programs.command import run
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICK = ("--model=mlp", "--batch_size=256", "--mini_steps=2")  # 6 micro-batches and 3 updates in an epoch

@@ -40,7 +40,7 @@ def save_for_ever(folder, network):
         while True:
             save_model(network, folder / "model.ckpt")
             state = training_state.capture({}, FACTS)
-            states.save(training_state.TrainingState({"a": np.random.rand(SIZE, SIZE)}, state.facts))
+            states.save(training_state.TrainingState({"a": np.random.rand(SIZE, SIZE)}, state.metadata))
 
 
 def faults(folder):

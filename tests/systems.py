@@ -25,7 +25,7 @@ from ms_accum import (
     TrainOptim,
     ZeroOptimizer,
 )
-from ms_accum.network.parameters import state, unique_name, zeros_like
+from ms_accum.network.parameters import unique_name, untrained, zeros_like
 from reference import miss
 from runs import stop_after
 from simulator import BOUND, FACTOR, GROWS_AFTER, HUGE, RATIO, SECOND, SHIFT, STATES, WIDTH, Fails, Simulator
@@ -190,7 +190,7 @@ class System:
     def make_cells(self):
         name = unique_name("by_hand")
         grad_sum = zeros_like(f"{name}.grad_sum", self.optimizer.parameters)
-        weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if self.settings.reduction == "mean" else None
+        weight_sum = untrained(f"{name}.weight_sum", 0.0, ms.float32) if self.settings.reduction == "mean" else None
         shared = {"weight_sum": weight_sum, "group": self.group}
         self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared)
         self.optim = TrainOptim(self.optimizer, grad_sum, clip_norm=self.settings.clip, ema=self.ema, **shared)

@@ -25,7 +25,7 @@ import reference
 from helpers import batches, compiled_step, cross_entropy, forward_of, joined, restore, run, values
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim, evaluate, native
-from ms_accum.network.parameters import state
+from ms_accum.network.parameters import untrained
 from reference import digest, gradient_miss, miss
 
 ROWS, UPDATES = 24, 10
@@ -152,7 +152,7 @@ class Accumulating:
     def __init__(self, forward, parameters, mean):
         stand_in = nn.SGD(list(parameters), 0.0)
         self.grad_sum = stand_in.parameters.clone(prefix="grad_sum", init="zeros")
-        self.weight_sum = state("weight_sum", 0.0, ms.float32) if mean else None
+        self.weight_sum = untrained("weight_sum", 0.0, ms.float32) if mean else None
         self.forward_backward = TrainForwardBackward(forward, stand_in, self.grad_sum, weight_sum=self.weight_sum)
         self.clear = TrainClear(self.grad_sum, weight_sum=self.weight_sum)
 

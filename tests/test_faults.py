@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import ms_accum
-from faults import FAULTS
+from faults import FAULTS, ROOT
 
 TESTS = Path(__file__).parent
 
 
 def test_each_fault_is_a_change_of_one_place():
-    sources = {
-        fault.file: (Path(ms_accum.__file__).parent / fault.file).read_text("utf-8") for fault in FAULTS.values()
-    }
+    sources = {fault.file: fault.path_in(ROOT).read_text("utf-8") for fault in FAULTS.values()}
     places = {name: sources[fault.file].count(fault.old) for name, fault in FAULTS.items()}
     assert {name: count for name, count in places.items() if count != 1} == {}
 

@@ -23,12 +23,15 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = CONFIG["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-PROGRAMS = [ROOT / "train.py", ROOT / "eval.py"]
-SOURCES = sorted([*(ROOT / "ms_accum").rglob("*.py"), *(ROOT / "model_zoo").rglob("*.py"), *PROGRAMS])
+LIBRARY = sorted((ROOT / "ms_accum").rglob("*.py"))
+PACKAGES = ("model_zoo", "programs")  # of the clone only
+SOURCES = [*LIBRARY, *(path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py")))]
+SOURCES += [ROOT / "train.py", ROOT / "eval.py"]
 STANDARD = getattr(sys, "stdlib_module_names", None)  # since Python 3.10
 # Requirements by what is imported, where the names differ.
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML"}
-WITH_MINDSPORE = {"PIL", "google"}  # Pillow and protobuf, which MindSpore requires
+# Pillow and protobuf, which MindSpore requires; the last is imported for type checkers only, which know it.
+NOT_OURS = {"PIL", "google", "typing_extensions"}
 
 
 def lines(name):
@@ -45,7 +48,7 @@ def third_party(path, everywhere):
     nodes = list(ast.walk(tree) if everywhere else tree.body)
     modules = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     modules |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level}
-    roots = {name.split(".")[0] for name in modules} - {"ms_accum", "model_zoo"} - WITH_MINDSPORE
+    roots = {name.split(".")[0] for name in modules} - {"ms_accum", *PACKAGES} - NOT_OURS
     return {DISTRIBUTIONS.get(name, name) for name in roots if name not in STANDARD}
 
 
@@ -60,16 +63,14 @@ def test_requirements_files_equal_pyproject():
     assert lines("requirements.txt") == ["-e .", *PROJECT["dependencies"], *EXTRAS["examples"], *EXTRAS["test"]]
     extras, *others = EXTRAS["dev"]
     assert extras == "ms-accum[examples,test]" and lines("requirements-dev.txt") == others
-    assert EXTRAS["plot"] == EXTRAS["test"][:1]
 
 
 @pytest.mark.skipif(STANDARD is None, reason="Python 3.9 does not list its own modules")
 def test_imported_packages_are_required():
-    at_once = set().union(*(third_party(path, everywhere=False) for path in SOURCES))
+    at_once = set().union(*(third_party(path, everywhere=False) for path in LIBRARY))
     assert at_once == names(PROJECT["dependencies"])
     anywhere = set().union(*(third_party(path, everywhere=True) for path in SOURCES))
-    optional = EXTRAS["examples"] + EXTRAS["plot"]
-    assert anywhere - at_once == names(optional)
+    assert anywhere - at_once == names(EXTRAS["examples"])
 
 
 def test_python_classifiers_equal_requires_python():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ms_accum import UpdateRecord
-from ms_accum.training.callbacks import Callbacks, Facts
+from ms_accum.training.callbacks import Callbacks, RunArguments
 
 
 def record(update=1, *, epoch=1, loss=0.5, skipped=False, **others):
@@ -13,7 +13,8 @@ def record(update=1, *, epoch=1, loss=0.5, skipped=False, **others):
 
 
 def facts_of(**facts):
-    return Facts({"batch_num": 1, "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1, "initial_epoch": 0, **facts})
+    numbers = {"batch_num": 1, "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1, "initial_epoch": 0}
+    return RunArguments({**numbers, **facts})
 
 
 def tell(reporter, *records, updates=None, **facts):

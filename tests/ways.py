@@ -15,7 +15,7 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
 )
-from ms_accum.network.parameters import state, unique_name, zeros_like
+from ms_accum.network.parameters import unique_name, untrained, zeros_like
 
 WAYS = ("driver", "step", "accumulator", "loop")
 """tuple[str], the ways with all options; Trained has the three Cells, too."""
@@ -79,7 +79,7 @@ class Trained:
     def make_cells(self, reduction, options):
         name = unique_name("by_hand")
         grad_sum = zeros_like(f"{name}.grad_sum", self.optimizer.parameters)
-        weight_sum = state(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
+        weight_sum = untrained(f"{name}.weight_sum", 0.0, ms.float32) if reduction == "mean" else None
         shared = {"weight_sum": weight_sum, **({"compile": options["compile"]} if "compile" in options else {})}
         self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared)
         self.optim = TrainOptim(self.optimizer, grad_sum, **{**options, **shared})

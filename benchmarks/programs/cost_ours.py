@@ -93,7 +93,7 @@ class Windows:
 
 def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> ByCalls:
     """Return the Cells of the driver around a window of their own."""
-    config = resolve("cost", optimizer, forward, weighted=False, shares=True, compiles=True)
+    config = resolve("cost", optimizer, forward, divides=False, shares=True, compiles=True)
     return ByCalls(forward, new_window(unique_name("cost"), config))
 
 

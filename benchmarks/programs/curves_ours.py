@@ -16,15 +16,16 @@ from tutorial_functional import step_of
 
 from benchmarks.curves import ROWS
 from ms_accum import GradientAccumulation, tune_cpu
-from ms_accum.programs.flags import training_flags
-from ms_accum.programs.tasks import task_of
+from programs.flags import training_flags
+from programs.tasks import task_of
 
-FLAGS = "--dataset text --model gpt --layers 2 --heads 2 --width 64 --context 128 --optimizer adam --lr 0.002 --seed 1"
+FLAGS = "--dataset text --model gpt --optimizer adam --lr 0.002 --seed 1"
 
 
 def build(speeches: str, split: int, way: Literal["ours", "loop"]) -> tuple[dict, Callable]:
     """Build a run whose effective batch is cut into `split` micro-batches."""
     args = training_flags([*FLAGS.split(), f"--data_path={speeches}"])
+    args.layers, args.heads, args.width, args.context = 2, 2, 64, 128
     task = task_of(args)
     data, test = task.data("train", ROWS), task.data("test")
     ms.set_seed(args.seed)

@@ -9,7 +9,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from helpers import Slope, batches, cross_entropy, forward_of, joined, micro_batch, values
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
-from ms_accum.network.parameters import state
+from ms_accum.network.parameters import untrained
 from reference import gradient_miss, miss
 from ways import Half
 
@@ -21,7 +21,7 @@ class ByHand:
         self.optimizer = optimizer
         self.grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
         zeros = optimizer.parameters.clone(prefix="zeros", init="zeros")
-        self.weight_sum = state("weight_sum", 0.0, ms.float32) if mean else None
+        self.weight_sum = untrained("weight_sum", 0.0, ms.float32) if mean else None
         self.forward_backward = TrainForwardBackward(
             network, optimizer, self.grad_sum, sens, weight_sum=self.weight_sum
         )
@@ -98,7 +98,7 @@ def test_weight_sum_in_only_one_cell_is_rejected():
     network = Slope()
     optimizer = nn.SGD([network.w], 1.0)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
-    TrainForwardBackward(network, optimizer, grad_sum, weight_sum=state("weight_sum", 0.0, ms.float32))
+    TrainForwardBackward(network, optimizer, grad_sum, weight_sum=untrained("weight_sum", 0.0, ms.float32))
     with pytest.raises(ValueError, match="For 'TrainOptim', 'weight_sum' must be given, as in the other Cell with"):
         TrainOptim(optimizer, grad_sum)
 
@@ -282,7 +282,7 @@ def test_clear_works_after_a_clear_of_unused_accumulators(mode):
     """MindSpore left out the assignments of such a graph, of which no result was used."""
     ms.set_context(mode=mode)
     grad_sum = tuple(ms.Parameter(Tensor(np.zeros(size), ms.float32), name=f"sum.{size}") for size in (3, 4))
-    weight_sum = state("weight_sum", 0.0, ms.float32)
+    weight_sum = untrained("weight_sum", 0.0, ms.float32)
     clear = TrainClear(grad_sum, weight_sum=weight_sum)
     for _ in range(2):
         clear()

@@ -12,7 +12,7 @@ from mindspore.train import Model
 
 from helpers import Slope, batches, cross_entropy, micro_batch, run, slope_driver
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation
-from ms_accum.programs.metrics_file import MetricsFile
+from programs.metrics import MetricsFile
 from test_model_step import dataset
 from ways import Half, Root, Trained
 

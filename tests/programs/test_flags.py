@@ -17,20 +17,16 @@ from mindspore import nn
 from idx_files import write_mnist
 from model_zoo import LeNet5
 from ms_accum import own_group
-from ms_accum.programs.command import FlagError
-from ms_accum.programs.flags import training_flags
-from ms_accum.programs.folder import open_folder
-from ms_accum.programs.schedule import learning_rate, length_of
-from ms_accum.programs.tasks import facts_of, task_of
+from programs.flags import learning_rate, length_of, training_flags
+from programs.tasks import facts_of, task_of
 from running import ROOT, error_of, evaluate, train
 
 pytestmark = pytest.mark.host
 
 WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--mini_steps=0": "argument --mini_steps/--accumulate_step/--gradient_accumulation_steps: must be an int >= 1",
-    "--mini_steps=1.5": "must be an int >= 1, but got '1.5'",
-    "--accumulate_step=x": "must be an int >= 1, but got 'x'",
-    "--mini_steps=5:1,9:4": "must begin with update 0 and rise, such as 0:1,100:4",
+    "--accumulate_step=x": "must be an int >= 1, or such as 0:1,100:4, but got 'x'",
+    "--mini_steps=5:1,9:4": "must be an int >= 1, or such as 0:1,100:4, but got '5:1,9:4'",
     "--batch_size=0": "argument --batch_size: must be an int >= 1, but got '0'",
     "--batch_size=5000": "'batch_size' must be <= 1437",
     "--lr=-1": "argument --lr: must be a number > 0, but got '-1'",
@@ -41,29 +37,31 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--ema=1": "argument --ema: must be a number >= 0 and < 1",
     "--batchsize=4": "unrecognized arguments: --batchsize=4; did you mean --batch_size?",
     "--device_target=Ascend": "argument --device_target: Ascend is not available here, CPU is",
-    "--model=gpt --dataset=digits": "argument --model: gpt does not take the images of digits; lenet5 does",
-    "--dataset=cifar10": "argument --data_path: must be given, the folder of cifar10",
-    "--dataset=digits --data_path=x": "argument --data_path: digits are embedded",
+    "--model=gpt --dataset=digits": "argument --model: gpt does not take digits; lenet5 does",
+    "--dataset=cifar10": "argument --data_path: for cifar10 it must be given",
+    "--dataset=digits --data_path=x": "argument --data_path: for digits it must be left out",
     "--download": "argument --download: needs --data_path",
-    "--optimizer=adam --momentum=0.5": "argument --momentum: adam has none",
-    "--beta2=0.9": "argument --beta2: momentum has none; adam and adamw have",
-    "--layers=2": "argument --layers: is for text; digits are images",
-    "--min_lr=0.1": "argument --min_lr: needs --lr_decay",
-    "--data_path=book.txt": "'book.txt' is a file, and mnist is a folder; for a text give --dataset text",
+    "--optimizer=adam --momentum=0.5": "'momentum' must be left out: lenet5 by adam has none",
+    "--layers=2": "unrecognized arguments: --layers=2; layers is for the file of --config",
     "--resume": "argument --resume: there is no run in 'runs'",
     "--resume --output_dir=TYPO": "argument --resume: 'TYPO' does not exist",
-    "--config=none.yaml": "argument --config: 'none.yaml' can't be read: No such file or directory",
-    "--config=list.yaml": "argument --config: 'list.yaml' must have lines of the form 'flag: value'",
+    "--config=none.yaml": "'none.yaml' can't be read: [Errno 2] No such file or directory",
+    "--config=list.yaml": "'list.yaml' must have lines of the form 'flag: value'",
     "--config=typo.yaml": "'typo.yaml' has the unknown flag 'batch_szie'; did you mean batch_size?",
-    "--config=object.yaml": "argument --config: 'object.yaml' is not YAML",
-    "--config=zero.yaml": "must be an int >= 1, but got '0'",
+    "--config=object.yaml": "'object.yaml' can't be read: could not determine a constructor",
+    "--config=zero.yaml": "'zero.yaml': argument --layers: must be an int >= 1 and <= 65536, but got '0'",
+    "--config=sizes.yaml": "'layers' must be left out: lenet5 by momentum has none",
+    "--config=beta2.yaml": "'beta2' must be left out: lenet5 by momentum has none",
+    "--config=min_lr.yaml": "'min_lr' needs --lr_decay",
 }
 FILES = {
-    "book.txt": "A text.",
     "list.yaml": "- lr\n",
     "typo.yaml": "batch_szie: 3\n",
     "object.yaml": "lr: !!python/object/apply:os.getcwd []\n",
-    "zero.yaml": "epochs: 0\n",
+    "zero.yaml": "layers: 0\n",
+    "sizes.yaml": "layers: 2\n",
+    "beta2.yaml": "beta2: 0.9\n",
+    "min_lr.yaml": "min_lr: 0.1\n",
 }
 
 
@@ -129,8 +127,9 @@ WRONG_MODELS = {
     "pipe": (lambda: os.mkfifo("model.ckpt") or "model.ckpt", "model.ckpt"),
     "other network": (lambda: saved(nn.Dense(2, 3)), "missing conv1.weight"),
     "other number of classes": (lambda: saved(LeNet5(num_class=5)), "instead of"),
-    "record": (lambda: written(b"") and written(b"[]", "model.ckpt.json")[:-5], "is not the record of a model"),
+    "record": (lambda: written(b"[]", "model.ckpt.json")[:-5], "is not the record of a model"),
     "record of a size": (lambda: record(layers=10**9), "is not the record of a model"),
+    "record with a path": (lambda: record(layers=1, data_path="x"), "is not the record of a model"),
 }
 
 
@@ -166,7 +165,10 @@ def test_eval_names_missing_flags(capsys):
     assert evaluate() == 2
     assert error_of(capsys) == "argument --ckpt_path: there is no run in 'runs'; give the path of a model"
     assert evaluate("--ckpt_path=x.ckpt", "--dataset=mnist") == 2
-    assert error_of(capsys) == "argument --data_path: must be given, the folder of mnist"
+    assert error_of(capsys) == "argument --data_path: for mnist it must be given"
+    record()
+    assert evaluate("--ckpt_path=model.ckpt") == 2
+    assert "the record of a network that takes text is missing, or has no sizes, 'model.ckpt.json'" in error_of(capsys)
 
 
 # Where flags come from
@@ -176,6 +178,10 @@ def test_config_is_read_and_command_line_overrides_it():
     Path("config.yaml").write_text("lr: 1e-3\nepochs: 2\nmini_steps: 0:1,100:4\noptimizer: sgd\n")
     args = training_flags(["--config=config.yaml", "--epochs=3"])
     assert (args.lr, args.epochs, args.mini_steps, args.optimizer) == (0.001, 3, {0: 1, 100: 4}, "sgd")
+    Path("config.yaml").write_text("layers: 1\ncontext: 8\nbeta2: 0.9\nlr_decay: linear\nmin_lr: 1e-4\n")
+    args = training_flags(["--config=config.yaml", "--model=gpt"])
+    assert (args.layers, args.context, args.heads, args.width) == (1, 8, 4, 64)
+    assert (args.beta2, args.min_lr) == (0.9, 1e-4) and {"layers", "beta2", "min_lr"} <= set(args.saved)
 
 
 @pytest.mark.parametrize("config", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
@@ -199,9 +205,6 @@ def test_data_set_decides_what_is_not_given():
 def test_three_names_of_the_window_are_one_flag():
     for name in ("mini_steps", "accumulate_step", "gradient_accumulation_steps"):
         assert training_flags([f"--{name}=3"]).mini_steps == 3
-    with pytest.raises(FlagError, match="'text' is a file"):
-        Path("text").write_text("x")
-        training_flags(["--data_path=text"])
 
 
 # Before MindSpore is imported
@@ -242,26 +245,15 @@ def test_length_of_a_run_is_its_epochs_or_its_updates():
 
 def test_rate_rises_and_falls():
     def rates(*flags, updates=6):
+        Path("config.yaml").write_text("min_lr: 0.2\n")
         return learning_rate(training_flags(["--lr=0.4", *flags]), updates)
 
     assert rates() == 0.4 and rates("--warmup_updates=4") == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
     assert rates("--lr_decay=linear", updates=4) == pytest.approx([0.4, 0.3, 0.2, 0.1])
-    falling = ("--warmup_updates=2", "--lr_decay=linear", "--min_lr=0.2")
+    falling = ("--warmup_updates=2", "--lr_decay=linear", "--config=config.yaml")
     assert rates(*falling) == pytest.approx([0.2, 0.4, 0.4, 0.35, 0.3, 0.25])
     halves = [0.4, 0.2 + 0.2 * 0.5**0.5, 0.2, 0.2 - 0.2 * 0.5**0.5]
     assert rates("--lr_decay=cosine", updates=4) == pytest.approx(halves)
-
-
-def test_overwrite_removes_the_files_of_the_old_run_and_no_others():
-    model = "gradient_accumulation.ckpt"
-    names = ("config.json", "metrics.jsonl", model, f"{model}.json", "states/state-00000001.safetensors")
-    files = {Path("out", name) for name in names}
-    mine = {Path("out/notes.txt"), Path("out/states/notes.txt")}
-    Path("out/states").mkdir(parents=True)
-    for path in files | mine:
-        path.write_text("old")
-    open_folder(training_flags(["--output_dir=out", "--overwrite"]), own_group()).lock.release()
-    assert {path for path in Path("out").rglob("*") if path.is_file()} - {Path("out/.lock")} == mine
 
 
 def test_other_data_with_as_many_rows_are_told_apart():
@@ -269,6 +261,6 @@ def test_other_data_with_as_many_rows_are_told_apart():
     facts = []
     for name, text in (("one", "ab" * 600), ("other", "ba" * 600)):
         Path(name).write_text(text)
-        args = training_flags(["--dataset=text", f"--data_path={name}", "--context=8"])
+        args = training_flags(["--dataset=text", f"--data_path={name}"])
         facts.append(facts_of(task_of(args).data("train", 2, own_group())))
     assert facts[0]["rows"] == facts[1]["rows"] and facts[0]["data"] != facts[1]["data"]

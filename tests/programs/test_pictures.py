@@ -1,4 +1,4 @@
-"""The plot of runs, the report of a model, and the self-test."""
+"""The plot of runs, and the report of a model."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from ms_accum import plot, selftest
-from ms_accum.programs import checks
-from ms_accum.programs.command import run
-from ms_accum.programs.report import write_report
-from ms_accum.ranks.group import Group
+from programs import plot
+from programs.command import run
+from programs.tasks import write_report
 from running import error_of
 
+pytestmark = pytest.mark.host
+PNG = b"\x89PNG"
 LINES = [
     {"epoch": 1, "update": 1, "loss": 2.0, "lr": 0.1, "grad_norm": 3.0},
     {"epoch": 1, "update": 2, "loss": None, "lr": 0.1, "grad_norm": None},
@@ -26,36 +26,30 @@ LINES = [
 ]
 
 
-@pytest.mark.host
 def test_plot_draws_runs(monkeypatch, capsys):
     from matplotlib.axes import Axes
 
-    drawn = []
-    draws = Axes.plot
-    monkeypatch.setattr(
-        Axes, "plot", lambda axes, *points, **how: drawn.append(points[:2]) or draws(axes, *points, **how)
-    )
+    drawn, draws = [], Axes.plot
+
+    def plot_points(axes, updates, values, *how, **options):
+        drawn.append((updates, values))
+        return draws(axes, updates, values, *how, **options)
+
+    monkeypatch.setattr(Axes, "plot", plot_points)
+    lines = "".join(json.dumps(line) + "\n" for line in LINES) + '{"update": 4, "lo'
     for folder in ("a", "b"):
         os.mkdir(folder)
-        Path(folder, "metrics.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in LINES) + '{"update": 4, "lo'
-        )
+        Path(folder, "metrics.jsonl").write_text(lines)
     assert run(plot.main, ["a", "b"]) == 0
-    assert Path("a/metrics.png").read_bytes()[:4] == b"\x89PNG"
-    expected = [
-        ((1, 3), (2.0, 1.0)),
-        ((2,), (1.5,)),
-        ((1, 2, 3), (0.1, 0.1, 0.05)),
-        ((1, 3), (3.0, 2.0)),
-        ((2,), (0.5,)),
-    ]
-    assert sorted(drawn) == sorted(expected * 2)
+    assert Path("a/metrics.png").read_bytes()[:4] == PNG
+    loss, rate, norm = ([1, 3], [2.0, 1.0]), ([1, 2, 3], [0.1, 0.1, 0.05]), ([1, 3], [3.0, 2.0])
+    assert sorted(drawn) == sorted([loss, ([2], [1.5]), rate, norm, ([2], [0.5])] * 2)
     assert run(plot.main, ["a", "--output=x.svg"]) == 0 and "<svg" in Path("x.svg").read_text()
     capsys.readouterr()
-    assert run(plot.main, ["none"]) == 2
-    assert error_of(capsys) == "argument RUN: 'none/metrics.jsonl' can't be read: No such file or directory"
+    assert run(plot.main, ["none"]) == 1
+    assert error_of(capsys) == "'none/metrics.jsonl': No such file or directory"
     Path("a/metrics.jsonl").write_text("no metrics\n")
-    assert run(plot.main, ["a"]) == 2 and "does not hold metrics" in error_of(capsys)
+    assert run(plot.main, ["a"]) == 1 and "'a/metrics.jsonl' does not hold metrics" in error_of(capsys)
 
 
 class Brightness(nn.Cell):
@@ -68,62 +62,18 @@ class Brightness(nn.Cell):
         )
 
 
-@pytest.mark.host
-def test_report_has_classes_matrix_and_wrong_images():
+def test_report_has_classes_and_a_confusion_matrix(monkeypatch):
+    from sklearn.metrics import ConfusionMatrixDisplay
+
+    shown, show = [], ConfusionMatrixDisplay.plot
+    monkeypatch.setattr(
+        ConfusionMatrixDisplay, "plot", lambda matrix, **how: shown.append(matrix) or show(matrix, **how)
+    )
     labels = np.array([0, 1, 2, 1, 2], np.int32)
     images = np.ones((5, 1, 4, 4), np.float32) * labels[:, None, None, None]
     test = ms.dataset.NumpySlicesDataset((images, labels), ["image", "label"], shuffle=False).batch(2)
-    path = write_report("out", "<script>.ckpt", Brightness(), test)
-    page = Path(path).read_text(encoding="utf-8")
-    assert path == "out/report.html" and "60.00% of 5 images are classified correctly" in page
-    assert page.count("2, taken for 0 (") == page.count("<figure>") == 2 and page.count("<img ") == 3
-    assert "precision" in page and "<script>" not in page and "http" not in page
-
-
-@pytest.mark.slow
-def test_selftest_passes_and_writes_json(capsys):
-    assert run(selftest.main, ["--json=out.json", "--device_target=CPU"]) == 0
-    out, content = capsys.readouterr().out, json.loads(Path("out.json").read_text())
-    assert content["ok"] and len(content["checks"]) == 10
-    statuses = {check["name"]: check["status"] for check in content["checks"]}
-    assert set(statuses.values()) <= {"ok", "not run"} and statuses["the same in float16"] == "ok"
-    assert [name for name, status in statuses.items() if status == "not run"] == ["the same in bfloat16"]
-    assert out.count("resumed inside a window") == 2  # in the table and in the text for an issue
-
-
-@pytest.mark.host
-def test_selftest_prints_a_table_and_ends_with_1_if_a_check_fails(monkeypatch, capsys):
-    found = [("right", lambda: 1e-6, 1e-5), ("wrong", lambda: 1e-4, 1e-5)]
-    monkeypatch.setattr(checks, "checks_of", lambda group: found)
-    assert run(selftest.main, ["--json=out.json"]) == 1
-    out, err = capsys.readouterr()
-    assert err == "error: 1 of 2 checks failed: wrong\n" and out.count("1.0e-04") == out.count("FAILED") == 2
-    assert [check["status"] for check in json.loads(Path("out.json").read_text())["checks"]] == ["ok", "FAILED"]
-
-
-MUTANTS = {  # a fault in ms_accum, and the check that finds it
-    "equal to one large batch: uneven rows, a tail": {"weight": 1.0},
-    "clip_norm, and a schedule by update": {"clip_norm": None},
-    "NaN: a window or a micro-batch is left out": {"nonfinite": "skip_window"},
-    "loss scale with overflows, an average": {"loss_scale": None},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "options"), MUTANTS.items())
-def test_selftest_finds_faults(name, options, monkeypatch):
-    driver = checks.GradientAccumulation
-    monkeypatch.setattr(checks, "GradientAccumulation", lambda *what, **how: driver(*what, **{**how, **options}))
-    ((check, tolerance),) = [(check, most) for found, check, most in checks.checks_of(Group(0, 1)) if found == name]
-    assert selftest.run_check(name, check, tolerance).status == selftest.FAILED
-
-
-@pytest.mark.host
-def test_check_that_raises_has_failed_and_not_here_is_not_run():
-    def raises(error):
-        raise error
-
-    result = selftest.run_check("x", lambda: raises(RuntimeError("a reason\n- C++ Call Stack")), 0.0)
-    assert (result.status, result.note) == (selftest.FAILED, ": RuntimeError: a reason")
-    assert selftest.run_check("x", lambda: raises(checks.NotHere("why")), 0.0).status == selftest.NOT_RUN
-    assert selftest.run_check("x", lambda: float("nan"), 1.0).status == selftest.FAILED
+    assert write_report("out", Brightness(), test) == "out"
+    text = Path("out/report.txt").read_text()
+    assert "precision" in text and text.split("accuracy")[1].split()[:2] == ["0.6000", "5"]
+    assert shown[0].confusion_matrix.tolist() == [[1, 0, 0], [0, 2, 0], [2, 0, 0]]
+    assert Path("out/confusion_matrix.png").read_bytes()[:4] == PNG

@@ -93,7 +93,7 @@ def check_every_stop(tmp_path, window, tail, step):
         try:
             train(stopped, begin, stop=stop_after(stop))
         except Stopped:
-            done = training_state.read(str(stopped / first)).facts["updates"]
+            done = training_state.read(str(stopped / first)).metadata["updates"]
             assert arrays_of(stopped / first) == ends[done], stop
             result, end_of_result = train(tmp_path / f"resumed{stop}", stopped / first)
             check_same(result, (left, records[done:], counts, losses[done:]))
@@ -370,7 +370,7 @@ def saved(stopped, tmp_path):
 def test_every_and_keep(tmp_path):
     Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=2))
     assert names(tmp_path) == ["state-00000003.safetensors", "state-00000004.safetensors"]
-    updates = [training_state.read(str(path)).facts["updates"] for path in sorted(tmp_path.glob("state-*"))]
+    updates = [training_state.read(str(path)).metadata["updates"] for path in sorted(tmp_path.glob("state-*"))]
     assert updates == [6, 7]
 
 
@@ -386,7 +386,7 @@ def test_stop_at_a_windows_end_is_between_windows(tmp_path):
     with pytest.raises(Stopped):
         run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: run.model.updates == 2))
     assert (run.model.updates, run.model.micro_batches) == (2, 0)
-    assert training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["updates"] == 2
+    assert training_state.read(str(tmp_path / "state-00000001.safetensors")).metadata["updates"] == 2
 
 
 def test_minutes(tmp_path):
@@ -423,7 +423,7 @@ def test_best_state_survives_a_stop(tmp_path):
     Run().train(even(), 1, states=resumed)
     assert resumed.best == 9
     assert names(tmp_path) == ["state-00000002.safetensors", "state-00000008.safetensors"]
-    saved_facts = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("state-*"))]
+    saved_facts = [training_state.read(str(path)).metadata for path in sorted(tmp_path.glob("state-*"))]
     assert [facts["updates"] for facts in saved_facts] == [4, 14]
     assert saved_facts[1]["best"] == [9, "state-00000002.safetensors"]
 
@@ -577,7 +577,7 @@ def test_another_batch_size_resumes_at_the_same_row(tmp_path, split):
     window = {"micro_batch_size": 20} if split else {"mini_steps": 3}
     with pytest.raises(Stopped):
         Run(features=64).train(digits(40), epochs=1, states=Checkpointer(tmp_path, stop=stop_after(20)), **window)
-    done = training_state.read(str(tmp_path / "state-00000001.safetensors")).facts["at"]["rows"]
+    done = training_state.read(str(tmp_path / "state-00000001.safetensors")).metadata["at"]["rows"]
     states = Checkpointer(tmp_path, resume="auto", config={"batch_size": 24}, allow_config_change=True)
     run = Run(features=64).train(digits(24), epochs=1, states=states, **window)
     trained = sum(record.samples for record in run.recorder.records)

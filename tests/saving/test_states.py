@@ -39,7 +39,7 @@ def save(states, updates):
 def updates_in(folder):
     """Return the updates of the states in a folder, which have to be whole, in the order of their numbers."""
     paths = sorted(folder.glob("state-*"), key=lambda path: (len(path.name), path.name))
-    return [training_state.read(str(path)).facts["updates"] for path in paths]
+    return [training_state.read(str(path)).metadata["updates"] for path in paths]
 
 
 # Which are kept
@@ -62,7 +62,7 @@ def test_best_state_is_kept_in_addition_to_the_newest(tmp_path, values, kept, be
         states.after_micro_batch(6, True, lambda: state_of(6), states.requests())  # inside a window none is due
         assert states.best == best
     assert updates_in(tmp_path) == kept
-    facts = training_state.read(str(max(tmp_path.glob("state-*")))).facts
+    facts = training_state.read(str(max(tmp_path.glob("state-*")))).metadata
     assert facts["best"] == [best, None if best is None else f"state-{kept[0] if len(kept) > 2 else 5:08}.safetensors"]
 
 
@@ -139,7 +139,7 @@ def test_what_was_just_saved_is_never_removed(tmp_path, meddle, keep):
         for number in range(4, 7):
             save(states, [number])
             newest = max(tmp_path.glob("state-*"), key=lambda path: (len(path.name), path.name))
-            assert training_state.read(str(newest)).facts["updates"] == number
+            assert training_state.read(str(newest)).metadata["updates"] == number
     assert updates_in(tmp_path) == [5, 6][2 - keep :]
     with Checkpointer(tmp_path, every=1, resume="auto") as states:
         assert states.find({}).updates == 6

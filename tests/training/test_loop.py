@@ -53,7 +53,7 @@ class UserProgram:
 @pytest.mark.host
 def test_states_are_saved_on_the_update_clock(tmp_path):
     program = UserProgram().train(tmp_path, every=2, keep=9, resume=None)
-    saved = [training_state.read(str(path)).facts for path in sorted(tmp_path.glob("*.safetensors"))]
+    saved = [training_state.read(str(path)).metadata for path in sorted(tmp_path.glob("*.safetensors"))]
     assert [facts["updates"] for facts in saved] == [2, 4, 6] and program.accumulator.updates == 6
     assert [facts["at"]["batches"] for facts in saved] == [6, 3, 0]
 

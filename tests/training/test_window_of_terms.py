@@ -15,8 +15,8 @@ import several_terms as terms
 from helpers import Recorder, run
 from ms_accum import Checkpointer, Ema, GradientAccumulation, Stopped, replace_dropout
 from ms_accum.layers import COUNTER
-from ms_accum.programs.metrics_file import MetricsFile
 from ms_accum.training.progress import Lines
+from programs.metrics import MetricsFile
 from reference import digest
 from runs import stop_after
 

@@ -10,10 +10,11 @@ from typing import Any, TextIO
 
 from mindspore.train import Callback, RunContext
 
-from .. import _check
-from ..saving.checkpointer import Checkpointer
+from ms_accum import Checkpointer
+from ms_accum._check import warn
+
 from .command import show
-from .folder import Folder, write_config
+from .folder import CONFIG, Folder, write_json
 
 
 class Beginning(Callback):
@@ -32,7 +33,7 @@ class Beginning(Callback):
         for line in self._states.resumed:
             show("resumed", line)
         if self._folder.writes:
-            write_config(self._folder.path, self._flags)
+            write_json(os.path.join(self._folder.path, CONFIG), self._flags)
 
 
 class MetricsFile(Callback):
@@ -67,10 +68,7 @@ class MetricsFile(Callback):
         self._write({name: value for name, value in record.shown.items() if name != "step"})
 
     def on_eval_end(self, run_context: RunContext) -> None:
-        self.evaluated(run_context.original_args().eval_results)
-
-    def evaluated(self, results: Mapping[str, Any]) -> None:
-        """Write the results of an evaluation after the last update."""
+        results = run_context.original_args().eval_results
         self._write({"updates": self._updates, **{name: float(value) for name, value in results.items()}})
 
     def __exit__(self, *error: object) -> None:
@@ -89,7 +87,7 @@ class MetricsFile(Callback):
 
     def _give_up(self, error: Exception) -> None:
         self._file = None
-        _check.warn(f"metrics are no longer written to '{self._path}': {error}")
+        warn(f"metrics are no longer written to '{self._path}': {error}")
 
 
 def _is_not_finite(value: object) -> bool:

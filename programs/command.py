@@ -9,16 +9,18 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable
 
-from .. import _check
+from ms_accum._check import LINE, first_words, one_line
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class FlagError(Exception):
     """Raised for wrong flags: exit code 2."""
+
+    code = 2
 
 
 class Interrupted(Exception):
@@ -41,7 +43,7 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None
         name = f"ME.mindspore.log.{os.getpid()}"
         logging.getLogger(name).addFilter(lambda record: False)  # what it logs before it raises an error
     _prepare_output()
-    with _system_signals(), warnings.catch_warnings():
+    with handled_by(signal.SIG_DFL), warnings.catch_warnings():  # signals end the process, also inside MindSpore
         warnings.showwarning = _show_warning  # type: ignore[assignment]
         try:
             main(argv)
@@ -50,16 +52,10 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None
             if debug:
                 traceback.print_exc()
             if isinstance(error, BrokenPipeError):  # otherwise Python fails again when it flushes stdout at its exit
-                sys.stdout = open(os.devnull, "w", encoding="utf-8")
+                silence()
             print(f"error: {_message(error)}", file=sys.stderr)
-            return _code(error)
+            return error.code if isinstance(error, (FlagError, Interrupted)) else 1
     return 0
-
-
-def _code(error: Exception) -> int:
-    if isinstance(error, Interrupted):
-        return error.code
-    return 2 if isinstance(error, FlagError) else 1
 
 
 def _message(error: Exception) -> str:
@@ -67,18 +63,18 @@ def _message(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f"the package '{error.name}' is missing. Run: pip install -r requirements.txt"
     if isinstance(error, OSError) and error.strerror and error.filename:
-        return _check.one_line(f"'{error.filename}': {error.strerror}", _check.LINE)
-    return _check.one_line(_check.first_words(str(error)), _check.LINE) or type(error).__name__
+        return one_line(f"'{error.filename}': {error.strerror}", LINE)
+    return one_line(first_words(str(error)), LINE) or type(error).__name__
 
 
 def _show_warning(message: object, *where: object) -> None:
-    print(f"warning: {_check.one_line(message, _check.LINE)}", file=sys.stderr)
+    print(f"warning: {one_line(message, LINE)}", file=sys.stderr)
 
 
 def _prepare_output() -> None:
     """Let what a program prints not end it: a stdout that is closed, characters that a terminal does not have."""
     if sys.stdout is None:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")
+        silence()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError):  # not a stream of Python's own
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -86,83 +82,12 @@ def _prepare_output() -> None:
 
 def show(name: str, value: object) -> None:
     """Print a fact about the run as one line."""
-    print(f"{name:16} {_check.one_line(value, _check.LINE)}", flush=True)
+    print(f"{name:16} {one_line(value, LINE)}", flush=True)
 
 
-# Signals
-
-
-@contextlib.contextmanager
-def _system_signals() -> Any:
-    """Let SIGINT and SIGTERM end the process at once, also inside MindSpore, except where `Signals` handles them."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    try:
-        for number in _not_ignored():
-            signal.signal(number, signal.SIG_DFL)
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _not_ignored() -> list[signal.Signals]:
-    """Return the signals that a shell or a launcher has not told this process to ignore."""
-    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
-
-
-@contextlib.contextmanager
-def interruptible() -> Any:
-    """Let SIGINT and SIGTERM raise `Interrupted` inside the block, which cleans up; not for calls of MindSpore."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise Interrupted(number, "nothing is changed")
-
-    try:
-        for number in _not_ignored():
-            signal.signal(number, interrupt)
-        yield
-    finally:
-        for number in _not_ignored():
-            signal.signal(number, signal.SIG_DFL)
-
-
-class Signals:
-    """Remembers the first SIGINT or SIGTERM inside a block, for `Checkpointer(stop=...)`; the second ends the process.
-
-    At the end of the block it raises `Interrupted`. Outside of it both end the process at once: before training there
-    is nothing to save, and after it all is saved.
-    """
-
-    def __init__(self) -> None:
-        self._number: int | None = None
-
-    def received(self) -> bool:
-        """Return whether to stop."""
-        return self._number is not None
-
-    def __enter__(self) -> Signals:
-        for number in _not_ignored():
-            signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        from ..saving.checkpointer import Stopped
-
-        for number in _not_ignored():
-            signal.signal(number, signal.SIG_DFL)
-        if isinstance(error, Stopped):  # without a signal: another rank received it
-            raise Interrupted(self._number or signal.SIGTERM, f"{error}; --resume continues from there") from error
-        if error is None and self._number is not None:
-            raise Interrupted(self._number, "the training is complete and saved; --resume evaluates it")
-
-    def _handle(self, number: int, frame: object) -> None:
-        if self._number is None:
-            self._number = number
-        else:
-            os._exit(128 + number)
-
-
-# The device and the processes
+def silence() -> None:
+    """Print nothing more: rank 0 prints for all."""
+    sys.stdout = open(os.devnull, "w", encoding="utf-8")
 
 
 def use_device(target: str) -> str:
@@ -178,6 +103,57 @@ def use_device(target: str) -> str:
     return ms.get_context("device_target")
 
 
-def silence() -> None:
-    """Print nothing more: rank 0 prints for all."""
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")
+# Signals
+
+
+@contextlib.contextmanager
+def handled_by(handler: Any) -> Iterator[None]:
+    """Set the handler of SIGINT and SIGTERM inside the block; what a shell tells this process to ignore, it ignores."""
+    before = {number: old for number in SIGNALS if (old := signal.getsignal(number)) != signal.SIG_IGN}
+    try:
+        for number in before:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Raise `Interrupted`: the handler for a block that cleans up, and does not call MindSpore."""
+    raise Interrupted(number, "nothing is changed")
+
+
+class Signals:
+    """Remembers the first SIGINT or SIGTERM inside a block, for `Checkpointer(stop=...)`; the second ends the process.
+
+    At the end of the block it raises `Interrupted`. Outside of it both end the process at once: before training there
+    is nothing to save, and after it all is saved.
+    """
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        self._handled = handled_by(self._handle)
+
+    def received(self) -> bool:
+        """Return whether to stop."""
+        return self._number is not None
+
+    def __enter__(self) -> Signals:
+        self._handled.__enter__()
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        from ms_accum import Stopped
+
+        self._handled.__exit__(None, None, None)
+        if isinstance(error, Stopped):  # without a signal: another rank received it
+            raise Interrupted(self._number or signal.SIGTERM, f"{error}; --resume continues from there") from error
+        if error is None and self._number is not None:
+            raise Interrupted(self._number, "the training is complete and saved; --resume evaluates it")
+
+    def _handle(self, number: int, frame: object) -> None:
+        if self._number is None:
+            self._number = number
+        else:
+            os._exit(128 + number)

@@ -1,1 +1,0 @@
-"""What `train.py` and `eval.py` share: flags, exit codes, signals, the folder of a run, tasks, metrics, the report."""

@@ -1,0 +1,333 @@
+"""The flags of `train.py` and `eval.py`: tables of them, files of them, and what they become."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, NoReturn
+
+from model_zoo.models import MODELS
+from model_zoo.optimizers import OPTIMIZERS
+from model_zoo.recipes import ADAPTIVE, EMBEDDED, RECIPES, SIZES
+from ms_accum._check import one_line
+from ms_accum.training.windows import TAILS, Sizes, planned
+
+from .command import FlagError
+from .folder import CONFIG, MODEL, model_to_evaluate, resumed_folder
+
+
+class Kind(NamedTuple):
+    """What the text of a flag becomes, and which values are valid."""
+
+    metavar: str
+    rule: str
+    convert: Callable[[str], Any]
+    is_valid: Callable[[Any], object]
+
+    def __call__(self, text: str) -> Any:
+        """Return the value of a text."""
+        with contextlib.suppress(ValueError):
+            value = self.convert(text)
+            if self.is_valid(value):
+                return value
+        raise argparse.ArgumentTypeError(f"must be {self.rule}, but got '{text}'")
+
+
+def sizes_of(text: str) -> int | dict[int, int]:
+    """Return the micro-batches in a window: a number, or numbers by their first update."""
+    parts = [part.partition(":") for part in text.split(",")]
+    return {int(update): int(size) for update, _, size in parts} if ":" in text else int(text)
+
+
+def interval_of(text: str) -> dict[str, Any]:
+    """Return the arguments of `Checkpointer` for updates or minutes."""
+    return {"minutes": float(text[:-3])} if text.endswith("min") else {"every": int(text)}
+
+
+def is_interval(text: str) -> bool:
+    """Return whether it is a number of updates or minutes above 0."""
+    return all(0 < value < math.inf for value in interval_of(text).values())
+
+
+COUNT = Kind("N", "an int >= 1", int, lambda value: value >= 1)
+UPDATES = Kind("N", "an int >= 0", int, lambda value: value >= 0)
+SIZE = Kind("N", "an int >= 1 and <= 65536", int, lambda value: 1 <= value <= 2**16)
+SEED = Kind("N", "an int >= 0 and <= 4294967295", int, lambda value: 0 <= value < 2**32)
+STAGE = Kind("{1,2}", "1 or 2", int, (1, 2).__contains__)
+POSITIVE = Kind("X", "a number > 0", float, lambda value: 0 < value < math.inf)
+NOT_NEGATIVE = Kind("X", "a number >= 0", float, lambda value: 0 <= value < math.inf)
+DECAY = Kind("X", "a number >= 0 and < 1", float, lambda value: 0 <= value < 1)
+BETA = Kind("X", "a number > 0 and < 1", float, lambda value: 0 < value < 1 - 2**-25)  # in float32
+TEXT = Kind("TEXT", "a text", str, bool)
+PATH = Kind("PATH", "a path", os.path.expanduser, bool)  # a shell does not expand the ~ of --flag=~/x
+WINDOWS = Kind("N", "an int >= 1, or such as 0:1,100:4", str, lambda text: Sizes("", "", sizes_of(text)))
+INTERVAL = Kind("N|Xmin", "a number of updates, such as 100, or of minutes, such as 5min", str, is_interval)
+LEVELS = ("off", "O1", "O2", "O3", "bf16")
+
+
+class Flag(NamedTuple):
+    """A flag: the kind of its value, or the words that it may be, or None for a switch."""
+
+    kind: Kind | Sequence[str] | None
+    help: str = ""
+    default: Any = None
+    others: tuple[str, ...] = ()
+    """Its other names."""
+
+
+PROGRAM = {
+    "device_target": Flag(("auto", "CPU", "GPU", "Ascend"), "the device; auto is that of this MindSpore", "auto"),
+    "debug": Flag(None, "show tracebacks, and MindSpore's warnings", False),
+}
+DATA = {
+    "data_path": Flag(PATH, "folder of MNIST or CIFAR-10, or a text; without it small embedded data are used"),
+    "dataset": Flag(tuple(RECIPES), "the data set (default: what --model takes; digits, or mnist with --data_path)"),
+    "model": Flag(tuple(MODELS), "the network (default: that of the data set)"),
+}
+TRAINING = {
+    **DATA,
+    "download": Flag(None, "download MNIST or CIFAR-10 into --data_path first", False),
+    "epochs": Flag(COUNT, "passes over the data (default: by data set)", others=("epoch_size",)),
+    "max_updates": Flag(COUNT, "end after N updates, also inside an epoch"),
+    "seed": Flag(SEED, "seed of the weights, the order of the rows and the random crops", 1),
+    "batch_size": Flag(COUNT, "rows of a micro-batch (default: by data set)"),
+    "mini_steps": Flag(
+        WINDOWS,
+        "micro-batches in a window; 0:1,100:4 makes windows of 1, and of 4 from update 100",
+        "4",
+        others=("accumulate_step", "gradient_accumulation_steps"),
+    ),
+    "tail": Flag(TAILS, "a last, shorter window: update with it, continue it in the next epoch, or drop it", "flush"),
+    "clip_norm": Flag(POSITIVE, "largest norm of a window's gradient (default: no limit)"),
+    "amp": Flag(LEVELS, "mixed precision: float16 with a dynamic loss scale, at MindSpore's level, or bfloat16", "off"),
+    "ema": Flag(DECAY, "average the weights over the updates with the decay X, such as 0.999, and evaluate that"),
+    "zero": Flag(STAGE, "ZeRO stage of several processes: 1 shards the optimizer's state, 2 the accumulators, too"),
+    "optimizer": Flag(OPTIMIZERS, "(default: by data set)"),
+    "lr": Flag(POSITIVE, "learning rate (default: by data set)"),
+    "momentum": Flag(NOT_NEGATIVE, "of momentum and sgd (default: 0.9)"),
+    "weight_decay": Flag(NOT_NEGATIVE, "(default: by data set)"),
+    "warmup_updates": Flag(UPDATES, "updates in which the rate rises from 0", 0),
+    "lr_decay": Flag(("none", "linear", "cosine"), "how the rate falls after that, until the run ends", "none"),
+    "eval_every": Flag(COUNT, "evaluate every N updates (default: after each epoch)"),
+    "output_dir": Flag(PATH, "folder of the run (default: a new one, runs/001 and so on)"),
+    "ckpt_path": Flag(PATH, f"the model, .ckpt or .safetensors (default: {MODEL} in the folder of the run)"),
+    "save_every": Flag(INTERVAL, "save the training state so often, and at the end, a signal or an error", "10min"),
+    "resume": Flag(None, "continue the run in --output_dir, by default the newest in runs/, with its flags", False),
+}
+IN_FILES = {**dict.fromkeys(SIZES, Flag(SIZE)), "beta2": Flag(BETA), "min_lr": Flag(POSITIVE)}
+"""dict[str, Flag], what only a file of flags has: the sizes of a network that takes text, details of its recipe."""
+EVALUATION = {
+    "ckpt_path": Flag(PATH, "the model (default: that of the newest run in runs/)"),
+    **DATA,
+    "report": Flag(PATH, "also write results by class and the confusion matrix into this folder"),
+}
+RECORD = {"model": DATA["model"], "dataset": DATA["dataset"], "amp": TRAINING["amp"]}
+"""dict[str, Flag], what is in the record beside a model; for text also `SIZES` and the vocabulary."""
+ONE_START = ("config", "debug", "download", "output_dir", "resume")
+"""tuple, the flags that a resumed run does not take from the run that it continues."""
+MAY_CHANGE = ("ckpt_path", "data_path", "device_target", "epochs", "eval_every", "max_updates", "save_every")
+"""tuple, the flags that may differ when a run is resumed."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser without abbreviations, whose errors are a `FlagError` with a hint."""
+
+    def __init__(self, description: str, usage: str):
+        super().__init__(description=description, usage=usage, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise the error."""
+        unknown = message.partition("unrecognized arguments: ")[2].partition("=")[0].split()
+        raise FlagError(message + (hint(unknown[0], self._option_string_actions) if unknown else ""))
+
+    def add(self, flags: Mapping[str, Flag]) -> None:
+        """Add flags."""
+        for name, flag in flags.items():
+            options: dict[str, Any] = {"choices": flag.kind}
+            if isinstance(flag.kind, Kind):
+                options = {"type": flag.kind, "metavar": flag.kind.metavar}
+            elif flag.kind is None:
+                options = {"action": "store_true"}
+            names = [f"--{each}" for each in (name, *flag.others)]
+            text = f"{flag.help} (default: {flag.default})" if flag.default else flag.help
+            self.add_argument(*names, default=flag.default, help=text, **options)
+
+
+def training_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the flags of `train.py`, with the data set's defaults for those that are not given.
+
+    `saved` has those that a run keeps in its folder for `--resume`, and `fixed` those that may not change then.
+    """
+    parser = Parser("Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation.", "%(prog)s [flags]")
+    text = f"read flags from a YAML file, a line 'flag: value' for each, and {', '.join(IN_FILES)}"
+    parser.add({**TRAINING, "config": Flag(PATH, text), **PROGRAM})
+    args = parser.parse_args(argv)
+    folder = resumed_folder(args.output_dir) if args.resume else None
+    source = args.config if folder is None else os.path.join(folder, CONFIG)
+    in_file = _in_file(source, {**TRAINING, **IN_FILES, **PROGRAM})
+    args = parser.parse_args(argv, in_file)  # those of the command line override them
+    if folder is not None:
+        args.output_dir = folder
+    _fill_in(args)
+    args.saved = {name: value for name, value in vars(args).items() if name not in ONE_START and value is not None}
+    args.fixed = {name: value for name, value in args.saved.items() if name not in MAY_CHANGE}
+    args.mini_steps = sizes_of(args.mini_steps)
+    return args
+
+
+def evaluation_flags(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the flags of `eval.py`, with those of the record beside the model.
+
+    Raises:
+        ValueError: If it is not a record; a crafted one could name a network of any size.
+    """
+    text = "Evaluate a model of train.py on the test split. What is not given is that of the record beside the model."
+    parser = Parser(text, "%(prog)s [flags]")
+    parser.add({**EVALUATION, **PROGRAM})
+    path = model_to_evaluate(parser.parse_args(argv).ckpt_path)
+    record = f"{path}.json"
+    known = {**RECORD, **{name: IN_FILES[name] for name in SIZES}, "vocabulary": Flag(TEXT)}
+    try:
+        args = _in_file(record if os.path.isfile(record) else None, known)
+    except FlagError as error:
+        raise ValueError(f"'{record}' is not the record of a model; remove it, and give --model") from error
+    args = parser.parse_args(argv, args)
+    args.ckpt_path = path
+    choose_data(args)
+    if RECIPES[args.dataset].text and None in [getattr(args, name) for name in (*SIZES, "vocabulary")]:
+        fault = f"the record of a network that takes text is missing, or has no sizes, '{record}'"
+        raise FlagError(f"argument --ckpt_path: {fault}")
+    return args
+
+
+# The defaults of the data set
+
+
+def choose_data(args: argparse.Namespace) -> None:
+    """Set the data set and the network that the flags select, or raise an error if they contradict each other."""
+    embedded = args.data_path is None
+    if args.dataset is None:
+        model = MODELS[args.model or "lenet5"]
+        images = "cifar10" if model.channels == 3 else "digits" if embedded else "mnist"
+        args.dataset = images if not model.takes_text else "sentences" if embedded else "text"
+    recipe = RECIPES[args.dataset]
+    args.model = args.model or recipe.model
+    if MODELS[args.model].channels != MODELS[recipe.model].channels:
+        raise FlagError(f"argument --model: {args.model} does not take {args.dataset}; {recipe.model} does")
+    if embedded != (args.dataset in EMBEDDED):
+        rule = "be given" if embedded else "be left out, or another --dataset be given"
+        raise FlagError(f"argument --data_path: for {args.dataset} it must {rule}")
+    if recipe.text and getattr(args, "report", None) is not None:
+        raise FlagError("argument --report: is for networks that classify images")
+
+
+def _fill_in(args: argparse.Namespace) -> None:
+    """Set the flags that are not given to the values of the data set's recipe, and check them together."""
+    choose_data(args)
+    recipe = RECIPES[args.dataset]
+    if args.download and (args.data_path is None or recipe.text):
+        raise FlagError("argument --download: needs --data_path, the folder to download mnist or cifar10 into")
+    args.optimizer = args.optimizer or recipe.optimizer
+    adaptive = args.optimizer in ADAPTIVE
+    for name in ("momentum" if adaptive else "beta2", *(() if recipe.text else SIZES)):
+        if getattr(args, name) is not None:
+            raise FlagError(f"'{name}' must be left out: {args.model} by {args.optimizer} has none")
+    lr, weight_decay = recipe.rates(args.optimizer)
+    defaults: dict[str, Any] = {"batch_size": recipe.batch_size, "lr": lr, "weight_decay": weight_decay}
+    defaults["epochs"] = recipe.epochs if args.max_updates is None else None
+    defaults["momentum"] = None if adaptive else 0.9
+    defaults.update(recipe.text or {})
+    for name, value in defaults.items():
+        if getattr(args, name) is None:
+            setattr(args, name, value)
+    if args.min_lr is not None and (args.lr_decay == "none" or args.min_lr > args.lr):
+        raise FlagError(f"'min_lr' needs --lr_decay, and must be <= {args.lr:g}, the --lr")
+
+
+# Files of flags
+
+
+def _in_file(source: str | None, known: Mapping[str, Flag]) -> argparse.Namespace:
+    """Return the flags of a file, checked like those of the command line, and the defaults of all others."""
+    parser, arguments = Parser("", ""), []
+    parser.add(known)
+    for name, value in ({} if source is None else _read(source)).items():
+        if f"--{name}" not in parser._option_string_actions or name == "help":
+            raise FlagError(f"'{source}' has the unknown flag '{one_line(name)}'{hint(str(name), known)}")
+        if isinstance(value, (list, dict)):
+            raise FlagError(f"'{source}' must have one value for '{name}', but has a {type(value).__name__}")
+        if value is True:
+            arguments.append(f"--{name}")
+        elif value is not None and value is not False:
+            arguments.append(f"--{name}={value}")
+    try:
+        return parser.parse_args(arguments)
+    except FlagError as error:
+        raise FlagError(f"'{source}': {error}") from error
+
+
+def _read(source: str) -> dict[Any, Any]:
+    """Return the content of a file of flags, JSON or YAML."""
+    try:
+        text = Path(source).read_text(encoding="utf-8")
+        if source.endswith(".json"):
+            content = json.loads(text)
+        else:
+            import yaml  # only --config needs it
+
+            content = yaml.safe_load(text) or {}
+    except ImportError:
+        raise
+    except Exception as error:  # of the system, of JSON, of YAML
+        raise FlagError(f"'{source}' can't be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise FlagError(f"'{source}' must have lines of the form 'flag: value'")
+    return content
+
+
+def hint(name: str, known: Iterable[str]) -> str:
+    """Return what was probably meant, as the end of an error message."""
+    if name[2:] in IN_FILES:
+        return f"; {name[2:]} is for the file of --config"
+    close = get_close_matches(name, known, 1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+# What flags become
+
+
+def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
+    """Return the epochs and the updates of a run with so many micro-batches in an epoch."""
+    from ms_accum.training.windows import planned
+
+    epochs = args.epochs or 1
+    updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
+    while args.epochs is None and updates < args.max_updates:
+        epochs += 1
+        updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
+    if args.max_updates is None:
+        return epochs, updates
+    return epochs + (args.epochs is None), min(updates, args.max_updates)  # one to spare: a skipped window is no update
+
+
+def learning_rate(args: argparse.Namespace, updates: int) -> Any:
+    """Return the optimizer's `learning_rate`: a number, or a list with one number for each update."""
+    if args.lr_decay == "none" and not args.warmup_updates:
+        return args.lr
+    lowest = (args.min_lr or 0.0) / args.lr
+    return [args.lr * _part(args, update, updates, lowest) for update in range(updates)]
+
+
+def _part(args: argparse.Namespace, update: int, updates: int, lowest: float) -> float:
+    """Return the part of the rate that an update has: it grows first, and may fall then."""
+    if update < args.warmup_updates:
+        return (update + 1) / args.warmup_updates
+    progress = (update - args.warmup_updates) / max(1, updates - args.warmup_updates)
+    part = {"none": 1.0, "linear": 1 - progress, "cosine": (1 + math.cos(math.pi * progress)) / 2}[args.lr_decay]
+    return lowest + (1 - lowest) * part

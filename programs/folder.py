@@ -1,0 +1,153 @@
+"""The folder of a run: a new one for each run, its flags for `--resume`, and a lock, so that no two runs write there.
+
+| file | content |
+|---|---|
+| config.json | the flags of the run |
+| metrics.jsonl | a line for each window, and one for each evaluation |
+| states/ | the training states |
+| gradient_accumulation.ckpt | the model, unless --ckpt_path names another file; beside it its record, a .json file |
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from .command import FlagError
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+    from ms_accum import Group
+
+RUNS, CONFIG, METRICS, STATES, MODEL = "runs", "config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"
+
+
+class Folder(NamedTuple):
+    """The paths of a run's files."""
+
+    path: str
+    model: str
+    metrics: str
+    states: str
+    lock: FileLock | None
+    """Optional[FileLock], of the process that writes there."""
+
+    @property
+    def writes(self) -> bool:
+        """bool, whether this process writes there."""
+        return self.lock is not None
+
+
+def open_folder(args: argparse.Namespace, group: Group) -> Folder:
+    """Return the folder of the run that these flags begin or resume. Rank 0 creates it, and all ranks get its path.
+
+    Raises:
+        FlagError: If a file of another run is there.
+        RuntimeError: If another run is using it.
+    """
+    from ms_accum import total
+
+    number, lock, error = 0, None, None
+    if group.rank == 0:
+        try:
+            number = 1 if args.output_dir else _new_run()
+            lock = _claim(args, _paths(args, number))
+        except (FlagError, OSError, RuntimeError) as raised:
+            number, error = 0, raised
+    (number,) = total([number], group if group.size > 1 else None)  # also after an error: the other ranks wait for it
+    if error is not None:
+        raise error
+    if not number:
+        raise RuntimeError("rank 0 can't use the folder of the run")
+    return _paths(args, number)._replace(lock=lock)
+
+
+def _paths(args: argparse.Namespace, number: int) -> Folder:
+    path = args.output_dir or _path_of(number)
+    model, metrics, states = (os.path.join(path, name) for name in (MODEL, METRICS, STATES))
+    return Folder(path, args.ckpt_path or model, metrics, states, None)
+
+
+def _claim(args: argparse.Namespace, folder: Folder) -> FileLock:
+    """Lock a folder until the process ends, however it ends."""
+    from filelock import FileLock, Timeout
+
+    from ms_accum.saving.files import remove_leftovers
+
+    os.makedirs(folder.path, exist_ok=True)
+    lock = FileLock(os.path.join(folder.path, ".lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RuntimeError(f"another run is using the folder '{folder.path}'; give another --output_dir") from error
+    remove_leftovers(folder.path)
+    for path in (os.path.join(folder.path, CONFIG), folder.metrics, folder.model):
+        if os.path.isfile(path) and not args.resume:
+            remedy = "give --resume to continue it, or another --output_dir or --ckpt_path, or remove it"
+            raise FlagError(f"'{path}' is of another run: {remedy}")
+    return lock
+
+
+def resumed_folder(output_dir: str | None) -> str:
+    """Return the folder of the run to resume: the given one, or the newest in runs/.
+
+    Raises:
+        FlagError: If it has no training state.
+    """
+    folder = output_dir or newest_run("argument --resume", "give --output_dir")
+    if not list(Path(folder, STATES).glob("state-*.safetensors")):
+        fault = "has no training state: its run ended before the first" if os.path.isdir(folder) else "does not exist"
+        raise FlagError(f"argument --resume: '{folder}' {fault}")
+    return folder
+
+
+def model_to_evaluate(ckpt_path: str | None) -> str:
+    """Return the path of the model: the given one, or that of the newest run in runs/.
+
+    The tutorials save ./gradient_accumulation.ckpt, train.py in the folder of the run. So if that file is named but
+    does not exist, the newest run's model is meant, too.
+    """
+    if ckpt_path is not None and (os.path.exists(ckpt_path) or os.path.relpath(ckpt_path) != MODEL):
+        return ckpt_path
+    return os.path.join(newest_run("argument --ckpt_path", "give the path of a model"), MODEL)
+
+
+def newest_run(flag: str, remedy: str) -> str:
+    """Return the folder of the newest run in runs/, or raise an error about a flag."""
+    number = max(_runs(), default=None)
+    if number is None:
+        raise FlagError(f"{flag}: there is no run in '{RUNS}'; {remedy}")
+    return _path_of(number)
+
+
+def write_json(path: str, content: Mapping[str, Any]) -> None:
+    """Write the flags of a run, or what `eval.py` needs beside a model."""
+    from ms_accum.saving.files import write_bytes
+
+    write_bytes(path, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def _new_run() -> int:
+    """Create the folder of a new run, and return its number."""
+    os.makedirs(RUNS, exist_ok=True)
+    number = max(_runs(), default=0) + 1
+    while True:
+        try:
+            os.mkdir(_path_of(number))
+            return number
+        except FileExistsError:  # another run has started at the same time
+            number += 1
+
+
+def _path_of(number: int) -> str:
+    return os.path.join(RUNS, f"{number:03}")
+
+
+def _runs() -> list[int]:
+    names = os.listdir(RUNS) if os.path.isdir(RUNS) else []
+    return [int(name) for name in names if name.isascii() and name.isdigit()]

@@ -1,0 +1,193 @@
+"""What the programs train: a network that classifies images, or one that predicts the next token of a text."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import math
+import os
+import shutil
+import tempfile
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import amp, nn
+
+from model_zoo import DOWNLOADS, MODELS, RECIPES, DataError, NextTokenLoss, create_dataset, create_text_dataset
+from model_zoo.next_token import LossOfTokens, count_targets
+from model_zoo.recipes import SIZES
+from ms_accum import Group, evaluate
+from ms_accum.network.training_mode import training_mode
+from ms_accum.ranks.group import comes_first
+from ms_accum.saving.files import write_bytes
+
+from .command import FlagError, handled_by, interrupt
+from .flags import RECORD
+
+# In a batch of an evaluation, which should not need more memory than training.
+_MOST_TOKENS, _MOST_SCORES = 2**11, 2**23
+
+
+class Images:
+    """To classify images.
+
+    Args:
+        args (Namespace): the flags.
+    """
+
+    weight = None
+    """The weight of a micro-batch; None for its rows, as the loss is their mean."""
+    metrics = {"acc"}
+    """Optional[set], MindSpore's metrics of an evaluation during training, in addition to the mean loss."""
+
+    def __init__(self, args: argparse.Namespace):
+        self._args = args
+        # On CPU nn.CrossEntropyLoss takes as long as the rest of a small network.
+        self.loss: nn.Cell = nn.SoftmaxCrossEntropyWithLogits(sparse=True, reduction="mean")
+
+    def data(self, usage: str, rows: int = 100, group: Group | None = None) -> Any:
+        """Return a split in batches; the training split is divided among the processes."""
+        options = {"image_size": MODELS[self._args.model].image_size, "dataset": self._args.dataset}
+        return _loaded(create_dataset, self._args, usage, rows, group, **options)
+
+    def network(self) -> nn.Cell:
+        """Return a new network."""
+        return _mixed(MODELS[self._args.model].make(), self._args.amp)
+
+    def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
+        """Return the part of right answers, under the tutorial's name."""
+        correct, rows = evaluate(network, test)
+        return {"Accuracy": correct / rows}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """dict, what `eval.py` needs to make the network again."""
+        return {name: getattr(self._args, name) for name in RECORD}
+
+
+class Text:
+    """To predict the next token of a text: tokens are characters.
+
+    Args:
+        args (Namespace): the flags; with `vocabulary`, the characters of a trained network.
+    """
+
+    weight = staticmethod(count_targets)
+    """The weight of a micro-batch: the tokens that count, over which the loss is a mean."""
+    metrics = None
+
+    def __init__(self, args: argparse.Namespace):
+        self._args, self._sizes = args, {name: getattr(args, name) for name in SIZES}
+        self._vocabulary: str | None = getattr(args, "vocabulary", None)
+        self.loss: nn.Cell = NextTokenLoss()
+
+    def data(self, usage: str, rows: int | None = None, group: Group | None = None) -> Any:
+        """Return a split in batches of rows of `context` tokens; the training split is divided among the processes."""
+        context = self._sizes["context"]
+        rows = rows or max(1, min(_MOST_TOKENS, _MOST_SCORES // len(self._vocabulary or " ")) // context)
+        options = {"context": context, "vocabulary": self._vocabulary}
+        data = _loaded(create_text_dataset, self._args, usage, rows, group, **options)
+        self._vocabulary = data.source.data.vocabulary.characters
+        return data
+
+    def network(self) -> nn.Cell:
+        """Return a new network for the characters of the text that was read."""
+        sizes = {"vocab_size": len(self._vocabulary or ""), **self._sizes}
+        return _mixed(MODELS[self._args.model].make(tie_weights=True, **sizes), self._args.amp)
+
+    def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
+        """Return the mean loss of a token, and the same in bits."""
+        losses_of = LossOfTokens(network)
+        loss, tokens = 0.0, 0
+        with training_mode(network, False):
+            for batch, targets in test.create_tuple_iterator(num_epochs=1):
+                loss += float(losses_of(batch, targets).asnumpy().sum(dtype=np.float64))
+                tokens += count_targets(batch, targets)
+        return {"Loss": loss / tokens, "Bits per character": loss / tokens / math.log(2)}
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """dict, what `eval.py` needs to make the network again."""
+        return {**{name: getattr(self._args, name) for name in RECORD}, **self._sizes, "vocabulary": self._vocabulary}
+
+
+def task_of(args: argparse.Namespace) -> Images | Text:
+    """Return what the flags train."""
+    return Text(args) if RECIPES[args.dataset].text else Images(args)
+
+
+# Data
+
+
+def download(args: argparse.Namespace) -> None:
+    """Download the data set in one process; the others wait for it when they join their group."""
+    if args.download and comes_first():
+        with handled_by(interrupt):
+            DOWNLOADS[args.dataset](args.data_path)
+
+
+def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group: Group | None, **options: Any) -> Any:
+    """Return a data set; an argument that does not fit it, such as a batch larger than it, is that of a flag."""
+    if usage != "test":
+        rank, size = group or (0, 1)
+        options.update(seed=args.seed, num_shards=size, shard_id=rank)
+    try:
+        return create(args.data_path, rows, usage=usage, **options)
+    except DataError:
+        raise
+    except ValueError as error:
+        raise FlagError(str(error)) from error
+
+
+def facts_of(data: Any) -> dict[str, Any]:
+    """Return what must be equal when a run is resumed, for the data sets of `model_zoo`."""
+    return {"rows": data.source.rows, "data": data.source.fingerprint}
+
+
+# Mixed precision
+
+
+def _mixed(network: nn.Cell, level: str) -> nn.Cell:
+    """Return a network in MindSpore's mixed precision: O1 to O3 in float16, "bf16" in bfloat16, "off" unchanged.
+
+    O1 writes source code into the current folder, and reads it again when it compiles. So the current folder is changed
+    to a temporary one, which is removed at the end of the process.
+
+    Raises:
+        FlagError: If the device does not support it.
+    """
+    if level == "off":
+        return network
+    if level == "bf16" and ms.get_context("device_target") == "CPU":
+        raise FlagError("argument --amp: bf16 is not supported on CPU by MindSpore's matrix product; O1 to O3 are")
+    current, temporary = os.getcwd(), tempfile.mkdtemp(prefix="ms_accum-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    os.chdir(temporary)
+    try:
+        if level == "bf16":
+            return amp.auto_mixed_precision(network, "O1", ms.bfloat16)
+        return amp.auto_mixed_precision(network, level)
+    finally:
+        os.chdir(current)
+
+
+# The report
+
+
+def write_report(folder: str, network: nn.Cell, test: Any) -> str:
+    """Write precision and recall by class as report.txt, the confusion matrix as a picture, and return the folder."""
+    from matplotlib.figure import Figure
+    from sklearn.metrics import ConfusionMatrixDisplay, classification_report
+
+    with training_mode(network, False):
+        batches = test.create_tuple_iterator(num_epochs=1)
+        pairs = [(label.asnumpy(), network(image).asnumpy().argmax(1)) for image, label in batches]
+    labels, guesses = (np.concatenate(column) for column in zip(*pairs))
+    os.makedirs(folder, exist_ok=True)
+    text = classification_report(labels, guesses, digits=4, zero_division=0)
+    write_bytes(os.path.join(folder, "report.txt"), text.encode())
+    figure = Figure(figsize=(6, 6), layout="constrained")
+    ConfusionMatrixDisplay.from_predictions(labels, guesses, ax=figure.subplots(), colorbar=False)
+    figure.savefig(os.path.join(folder, "confusion_matrix.png"))
+    return folder
