@@ -41,8 +41,8 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .training.loop import ResumableLoop as ResumableLoop
     from .training.model_callbacks import FlushTail as FlushTail
     from .training.model_callbacks import SaveStates as SaveStates
-    from .training.windows import split_batch as split_batch
-    from .training.windows import updates_per_epoch as updates_per_epoch
+    from .training.sizes import split_batch as split_batch
+    from .training.sizes import updates_per_epoch as updates_per_epoch
     from .verification import Verification as Verification
     from .verification import verify as verify
 
@@ -79,10 +79,10 @@ _MODULES = {
     "ramp_up": "schedules",
     "replace_dropout": "layers",
     "scale_learning_rate": "schedules",
-    "split_batch": "training.windows",
+    "split_batch": "training.sizes",
     "total": "ranks.group",
     "tune_cpu": "network.runtime",
-    "updates_per_epoch": "training.windows",
+    "updates_per_epoch": "training.sizes",
     "verify": "verification",
 }
 __all__ = list(_MODULES)

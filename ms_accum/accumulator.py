@@ -23,7 +23,7 @@ from .network.runtime import tune
 from .ranks.agreement import begin_together, check_drift
 from .ranks.group import gather_numbers
 from .ranks.zero import ZeroOptimizer
-from .training.windows import is_full, sizes_of
+from .training.sizes import is_full, sizes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

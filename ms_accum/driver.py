@@ -23,8 +23,8 @@ from .training.data import Data
 from .training.evaluation import evaluation_of
 from .training.progress import progress
 from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of
+from .training.sizes import TAILS, Sizes, planned, sizes_of, warn_if_never_full
 from .training.step import Step
-from .training.windows import TAILS, Sizes, planned, sizes_of, warn_if_never_full
 
 if TYPE_CHECKING:
     from mindspore.dataset import Dataset

@@ -21,8 +21,8 @@ from .network.parameters import copied
 from .ranks.agreement import check_drift
 from .ranks.zero import ZeroOptimizer
 from .training.callbacks import is_not_finite
+from .training.sizes import is_full, sizes_of
 from .training.step import Ended, Step, never
-from .training.windows import is_full, sizes_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -16,7 +16,7 @@ from model_zoo.models import MODELS
 from model_zoo.optimizers import OPTIMIZERS
 from model_zoo.recipes import ADAPTIVE, EMBEDDED, RECIPES, SIZES
 from ms_accum._check import one_line
-from ms_accum.training.windows import TAILS, Sizes, planned
+from ms_accum.training.sizes import TAILS, Sizes, planned
 
 from .command import FlagError
 from .folder import CONFIG, MODEL, model_to_evaluate, resumed_folder
@@ -304,8 +304,6 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
     """Return the epochs and the updates of a run with so many micro-batches in an epoch."""
-    from ms_accum.training.windows import planned
-
     epochs = args.epochs or 1
     updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
     while args.epochs is None and updates < args.max_updates:

@@ -63,10 +63,10 @@ FAULTS = {
     ),
     # Where a window ends
     "one late": Fault(
-        "training/windows.py", "return micro_batches >= window", "return micro_batches > window", programs("driver")
+        "training/sizes.py", "return micro_batches >= window", "return micro_batches > window", programs("driver")
     ),
     "one early": Fault(
-        "training/windows.py",
+        "training/sizes.py",
         "return micro_batches >= window",
         "return micro_batches >= window - (window > 2)",
         programs("driver"),
@@ -78,7 +78,7 @@ FAULTS = {
         programs("driver"),
     ),
     "sizes by update begin one late": Fault(
-        "training/windows.py", "if first <= update][-1]", "if first < update or not first][-1]", programs("driver")
+        "training/sizes.py", "if first <= update][-1]", "if first < update or not first][-1]", programs("driver")
     ),
     "sizes by update begin one late in a graph": Fault(
         "accumulator.py",
@@ -756,7 +756,7 @@ FAULTS = {
         "engine/test_loss_scale.py::test_window_of_weight_0_does_not_lower_dynamic_scale[eager-loop]",
     ),
     "plan of growing windows forgets earlier epochs": Fault(
-        "training/windows.py",
+        "training/sizes.py",
         "updates + sum(by_epoch), 0, left_over",
         "updates, 0, left_over",
         "engine/test_sizes.py::test_planned_windows_equal_executed_windows[eager-3-flush-2]",

@@ -210,7 +210,7 @@ def test_section_of_migration_runs_alone(name, migrations):
 
 
 def test_docstring_examples_are_collected():
-    expected = {"ms_accum.accumulator.Accumulator", "ms_accum.training.windows.split_batch", "model_zoo.lenet.LeNet5"}
+    expected = {"ms_accum.accumulator.Accumulator", "ms_accum.training.sizes.split_batch", "model_zoo.lenet.LeNet5"}
     assert expected <= set(DOCTESTS)
 
 

@@ -79,7 +79,7 @@ def test_imports_go_down_and_nothing_is_dangerous():
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("ms_accum/network/tree.py", "from ..training.windows import is_full"),
+        ("ms_accum/network/tree.py", "from ..training.sizes import is_full"),
         ("ms_accum/engine/window.py", "def f():\n    from ..driver import GradientAccumulation"),
         ("ms_accum/saving/files.py", "import ms_accum.training.run"),
         ("ms_accum/_check.py", "from .engine import ends"),

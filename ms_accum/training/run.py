@@ -35,8 +35,9 @@ from .callbacks import (
 from .data import Data, Position
 from .evaluation import Evaluation
 from .loop import RunState
+from .sizes import Sizes, planned, windows_by_epoch
 from .step import Ended, Step
-from .windows import Sizes, Windows, planned, windows_by_epoch
+from .windows import Windows
 
 _log = logging.getLogger("ms_accum")
 _OWNER = "train_process"

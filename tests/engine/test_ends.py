@@ -9,7 +9,8 @@ from mindspore import Tensor
 from helpers import micro_batch, run, slope_driver
 from ms_accum import split_batch, updates_per_epoch
 from ms_accum.training.data import Position
-from ms_accum.training.windows import Windows, is_full, planned, sizes_of
+from ms_accum.training.sizes import is_full, planned, sizes_of
+from ms_accum.training.windows import Windows
 from reference import windows
 
 SIZES = range(1, 18)

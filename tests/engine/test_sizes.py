@@ -8,7 +8,7 @@ from mindspore import nn
 
 from helpers import Recorder, Slope, micro_batch, slope_driver
 from ms_accum import Accumulator, Checkpointer, GradientAccumulation, Stopped, ramp_up
-from ms_accum.training.windows import Sizes
+from ms_accum.training.sizes import Sizes
 from runs import stop_after
 
 STEPS = {0: 1, 2: 3, 3: 2, 5: 4}
