@@ -156,14 +156,14 @@ class Accumulator:
         self._add_outside, self._end_outside = _Add(self), _End(self)
         self._is_gradient_checked = False
 
-    def __call__(self, grads: Any, weight: Any = None) -> Any:
+    def __call__(self, grads: tuple, weight: Tensor | None = None) -> Any:
         if call(self._outside, ()) and self._compiles:
             checked = tree.check_gradients_outside(_OWNER, grads, self._parameters)
             return self._add_outside(checked, self._checked(weight))
         checked = tree.check_gradients("Accumulator", grads, self._parameters)
         return self.add(checked, self._checked(weight))
 
-    def add(self, gradients: Any, weight: Any) -> Any:
+    def add(self, gradients: tuple, weight: Tensor | None) -> Tensor:
         """Add a micro-batch whose gradients have been checked, and end the window if it is full. For `__call__`."""
         window = self._window
         # By index: MindSpore warns about a result that a graph takes and does not use.
@@ -179,7 +179,7 @@ class Accumulator:
         ops.assign(self.updated, updated)
         return updated
 
-    def end(self) -> Any:
+    def end(self) -> Tensor:
         """End the window and begin the next. For `add` and `flush`."""
         closed = self._window.close()
         updated = self._count(closed[0], closed[1])
@@ -188,7 +188,7 @@ class Accumulator:
             ops.assign(self._size, ops.cast(self._next_size(self.updates), ms.int32))
         return updated
 
-    def _update_without_sums(self, gradients: Any, weight: Any, kept_factor: Any) -> Any:
+    def _update_without_sums(self, gradients: tuple, weight: Tensor | None, kept_factor: Tensor | None) -> Any:
         """Run a window of one micro-batch, which has no accumulators."""
         gradients = gradients if kept_factor is None else tree.multiply_no_nan(gradients, kept_factor)
         weight = None if weight is None else ops.cast(weight, ms.float32)
@@ -196,18 +196,18 @@ class Accumulator:
         norm = closed[1] if self._through_branch is None else self._through_branch(closed[1])
         return self._count(closed[0], norm)
 
-    def _count(self, updated: Any, norm: Any) -> Any:
+    def _count(self, updated: Tensor, norm: Tensor) -> Tensor:
         ops.assign(self.grad_norm, norm)
         ops.assign(self.updated, updated)
         ops.assign_add(self.updates, ops.cast(updated, ms.int32))
         ops.assign_add(self.skipped, ops.cast(ops.logical_not(updated), ms.int32))
         return updated
 
-    def scale(self, loss: Any) -> Any:
+    def scale(self, loss: Tensor) -> Tensor:
         """Return the loss times `loss_scale`. Differentiate this one; `value_and_grad` then returns it, too."""
         return loss * self._loss_scale
 
-    def _checked(self, weight: Any) -> Any:
+    def _checked(self, weight: Tensor | None) -> Any:
         """Return the weight; raise an error if it is missing, not a number, or given where it has no effect."""
         if weight is not None and not self._window.divides:
             raise ValueError("For 'Accumulator', 'weight' must come with reduction='mean', but got 'sum'.")
@@ -372,12 +372,12 @@ class _Add(Compiled):
         self.accumulator = accumulator
         self.before_compiling = accumulator._window.boundary.find_touched
 
-    def __call__(self, grads: Any, weight: Any) -> Any:
+    def __call__(self, grads: tuple, weight: Tensor | None) -> Any:
         if weight is not None and not isinstance(weight, Tensor):
             weight = Tensor(weight, ms.float32)
         return super().__call__(weight, *grads)
 
-    def construct(self, weight: Any, *grads: Any) -> Any:
+    def construct(self, weight: Tensor | None, *grads: tuple) -> Any:
         return self.accumulator.add(grads, weight)
 
 

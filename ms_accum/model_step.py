@@ -147,7 +147,7 @@ class AccumulatedTrainStep(Compiled):
         if self._sizes.constant != 1:
             self._objective.warn(training=True)  # `Model` sets it, for all layers
 
-    def __call__(self, *columns: Any) -> Any:
+    def __call__(self, *columns: Tensor) -> Any:
         if not self.training:
             return super().__call__(*columns)
         if not self._waiting:
@@ -159,7 +159,7 @@ class AccumulatedTrainStep(Compiled):
             self._run()
         return Tensor(self._loss, ms.float32)
 
-    def construct(self, *columns: Any) -> Any:
+    def construct(self, *columns: Tensor) -> Any:
         if self.training:
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
         return call(self._objective.evaluated, columns)
@@ -319,7 +319,7 @@ class _Evaluate(Compiled):
         self.terms: Any = objective.terms
         self.names: Any = None if objective.terms is None else objective.terms.names
 
-    def __call__(self, *columns: Any) -> Any:
+    def __call__(self, *columns: Tensor) -> Any:
         inputs = columns
         if self.terms is not None:
             coefficients = Tensor(self.terms.coefficients(self.updates()), ms.float32)

@@ -92,7 +92,7 @@ class Boundary:
         self.update = update
         self.find_touched()
 
-    def __call__(self, gradients: Any, weight: Any = None, losses: Any = None) -> Any:
+    def __call__(self, gradients: tuple, weight: Tensor | None = None, losses: Tensor | None = None) -> Any:
         """Return whether the optimizer was called, the norm before clipping, and the sum of `losses` over the ranks.
 
         The weight is the sum that divides accumulators. That of the only micro-batch of a window, whose gradients are
@@ -123,7 +123,7 @@ class Boundary:
         if isinstance(self.update, Update):
             self.update.touched = self.touched
 
-    def touch(self, condition: Any) -> Any:
+    def touch(self, condition: Tensor) -> Tensor:
         """Return the condition of a branch that contains the optimizer, made dependent on the optimizer's Parameters.
 
         A branch keeps the storage that its Parameters had in its first run, unless they also occur outside the branch.
@@ -275,7 +275,7 @@ class Update:
         end["keep"] = self._update(ops.depend(end["keep"], self.touched), end["gradients"])
         return end
 
-    def _update(self, keep: Any, gradients: Any) -> Any:
+    def _update(self, keep: Tensor, gradients: tuple) -> Any:
         """Update or skip. A separate method, because MindSpore's strict graphs lose a None after an if."""
         if keep:
             if self.outside is None:
@@ -300,10 +300,10 @@ class _UpdateOutside(Compiled):
         super().__init__(owner, True, optimizer)
         self.optimizer = optimizer
 
-    def __call__(self, *gradients: Any) -> Any:
+    def __call__(self, *gradients: tuple) -> Any:
         if not runs_compiled(self.optimizer):  # it has a hook by now, which runs as Python
             return self.optimizer(gradients)
         return super().__call__(*gradients)
 
-    def construct(self, *gradients: Any) -> Any:
+    def construct(self, *gradients: tuple) -> Any:
         return self.optimizer(gradients)

@@ -60,7 +60,7 @@ class Forward(nn.Cell):
         loss = scalar(self.owner, loss, self.has_loss_fn)
         return loss * scale, loss
 
-    def construct(self, *inputs: Any, weight: Any = None) -> Any:
+    def construct(self, *inputs: Any, weight: Tensor | None = None) -> Any:
         scale = self.sens * self.changing[0] if self.changing else self.sens
         if weight is not None:
             scale = scale * weight
@@ -161,7 +161,7 @@ class TrainForwardBackward(Compiled):
         self.loss_and_gradients = Forward(network, window.config, sens)
         self.through_branch = branch(self.compiles)
 
-    def construct(self, *inputs: Any, weight: Any = None) -> Any:
+    def construct(self, *inputs: Any, weight: Tensor | None = None) -> Any:
         window = self.window
         if weight is not None and not (window.weight_sum or window.config.shares):
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
@@ -230,7 +230,7 @@ class TrainOptim(Compiled):
         self.window = window
         self.before_compiling = window.boundary.find_touched
 
-    def construct(self, losses: Any = None) -> Any:
+    def construct(self, losses: Tensor | None = None) -> Any:
         updated, norm, summed = self.window.close(losses)
         return (updated, norm) if losses is None else (updated, norm, summed)
 
@@ -281,7 +281,7 @@ class TrainClear(Compiled):
 
 def _window_of(
     owner: str,
-    optimizer: Any,
+    optimizer: nn.Optimizer | ZeroOptimizer,
     grad_sum: Any,
     weight_sum: ms.Parameter | None,
     group: Any,
@@ -307,7 +307,7 @@ def _window_of(
     return Window(config, grad_sum, weight_sum)
 
 
-def _check_accumulators(config: WindowConfig, grad_sum: Any) -> None:
+def _check_accumulators(config: WindowConfig, grad_sum: tuple) -> None:
     """Raise an error unless the accumulators match this Cell, and all Cells that share them have weights, or none."""
     owner, parameters = config.owner, config.parameters
     remedy = "Make them of 'optimizer.parameters'."

@@ -132,7 +132,7 @@ class WindowConfig:
 
     owner: str
     """The name used in error messages."""
-    optimizer: Any
+    optimizer: nn.Cell
     """Updates the parameters."""
     compiles: bool
     """Whether Cells are compiled in PyNative mode, too."""
@@ -219,7 +219,7 @@ class WindowConfig:
 
 def resolve(
     owner: str,
-    optimizer: Any,
+    optimizer: nn.Cell,
     network: nn.Cell | None,
     options: Options,
     *,

@@ -80,7 +80,7 @@ class Ema:
         end["keep"] = ops.depend(updated, tree.update_averages(self.averages, self._weights, decay))
         return end
 
-    def kept(self, updated: Any) -> Any:
+    def kept(self, updated: Tensor) -> Any:
         """Count an update, if it is one; return the weight of the old average, in the graph that ends a window."""
         ops.assign_add(self._updates, ops.cast(updated, ms.int32))
         count = ops.cast(self._updates, ms.float32)
@@ -157,7 +157,7 @@ class Ema:
         return {"updates": self._updates, **named}
 
 
-def _check_decay(owner: str, decay: Any) -> float:
+def _check_decay(owner: str, decay: Tensor) -> float:
     """Return the weight of the old value in an average, or raise an error if it is not a number >= 0 and < 1."""
     rule = "a number >= 0 and < 1"
     if isinstance(decay, bool) or not isinstance(decay, (int, float)):

@@ -31,7 +31,9 @@ class SkipMicro:
         self.uncounted = untrained(f"{name}.uncounted", 0, ms.int32)
         """Parameter, those of this rank that the other ranks have not counted yet."""
 
-    def __call__(self, kernels: Any, gradients: Any, loss: Any = None, weight: Any = None) -> Any:
+    def __call__(
+        self, kernels: Any, gradients: tuple, loss: Tensor | None = None, weight: Tensor | None = None
+    ) -> tuple:
         """Decide whether a micro-batch is left out, in a graph.
 
         A micro-batch of weight 0 is not left out, because it does not count: its loss may be 0/0 for a good reason.
@@ -79,17 +81,17 @@ class SkipMicro:
         """tuple[Parameter], those that a micro-batch and the end of a window change."""
         return self.counts, self.left_out, self.uncounted
 
-    def sent(self) -> Any:
+    def sent(self) -> Tensor:
         """Return what is summed over the ranks at the end of a window: `counts` and `uncounted`."""
         return ops.cat((self.counts, ops.reshape(ops.cast(self.uncounted, ms.float32), (1,))))
 
-    def count_other_ranks(self, summed: Any) -> Any:
+    def count_other_ranks(self, summed: Tensor) -> Tensor:
         """Count what the other ranks left out; `summed` is the sum of `sent`, which is returned."""
         of_other_ranks = ops.cast(summed[2], ms.int32) - self.uncounted
         added = ops.assign_add(self.left_out, of_other_ranks)
         return ops.depend(summed, ops.assign(self.uncounted, ops.depend(Tensor(0, ms.int32), added)))
 
-    def clear(self) -> Any:
+    def clear(self) -> Tensor:
         """Begin a new window."""
         return ops.assign(self.counts, Tensor([0.0, 0.0], ms.float32))
 

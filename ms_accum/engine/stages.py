@@ -65,14 +65,14 @@ class UserStage:
         end["keep"] = keep
         return end
 
-    def _changed(self, gradients: Any, norm: Any) -> Any:
+    def _changed(self, gradients: tuple, norm: Tensor) -> Any:
         """Return what the stage returns, as gradients and whether to keep the window."""
         changed, keep = call(self.stage, (gradients, norm)), True
         if isinstance(changed, (tuple, list)) and len(changed) == 2 and isinstance(changed[0], (tuple, list)):
             changed, keep = changed
         if not (isinstance(changed, (tuple, list)) and tree.are_tensors(tuple(changed))):
             raise TypeError(f"For '{self.owner}', {self.what} must be a tuple of Tensors. {_RETURNS}")
-        tree.check_number(self.owner, self.what, changed, self.trained, _RETURNS)
+        tree.check_number(self.owner, self.what, tuple(changed), self.trained, _RETURNS)
         changed = tree.check_shapes(self.owner, self.what, tuple(changed), self.trained, _RETURNS)
         if keep is None or (isinstance(keep, Tensor) and keep.shape not in ((), (1,))):
             raise ValueError(f"For '{self.owner}', 'keep' of stage {self.name} must be one bool.")
@@ -82,7 +82,7 @@ class UserStage:
         return changed, ops.depend(keep, counted)
 
 
-def user_stages(owner: str, stages: Any, optimizer: Any, network: nn.Cell | None) -> tuple[UserStage, ...]:
+def user_stages(owner: str, stages: Any, optimizer: nn.Cell, network: nn.Cell | None) -> tuple[UserStage, ...]:
     """Return the stages of the user's argument, or raise an error if it is invalid."""
     if isinstance(stages, str) or not isinstance(stages, Sequence):
         _check.raise_invalid(TypeError, owner, "stages", "a list of functions or objects", repr(stages))

@@ -55,7 +55,7 @@ class Window:
         emptied = self.grad_sum if own else ()
         self.boundary = Boundary(config, accumulated=self.has_sums, emptied=emptied)
 
-    def leave_out(self, gradients: Any, weight: Any, loss: Any = None) -> Any:
+    def leave_out(self, gradients: tuple, weight: Tensor | None, loss: Tensor | None = None) -> tuple:
         """Decide whether a micro-batch is left out because it is not finite: what precedes `add`, with its results.
 
         Returns:
@@ -67,7 +67,7 @@ class Window:
         kept_factor, left_out = self.skips(self.kernels, gradients, loss, weight)
         return None if weight is None else weight * kept_factor, kept_factor, left_out
 
-    def add(self, gradients: Any, weight: Any = None, kept_factor: Any = None) -> Any:
+    def add(self, gradients: tuple, weight: Tensor | None = None, kept_factor: Tensor | None = None) -> tuple:
         """Add the gradients of a micro-batch, times the weight if there is one and the loss was not multiplied by it.
 
         Args:
@@ -96,21 +96,21 @@ class Window:
             return kernels.add_weighted(self.grad_sum, gradients, factor)
         return kernels.add(self.grad_sum, gradients)
 
-    def close(self, losses: Any = None) -> Any:
+    def close(self, losses: Tensor | None = None) -> tuple:
         """End the window: see `Boundary`. Afterwards it is empty if its accumulators are its own."""
         weight_sum = self.weight_sum[0] if self.weight_sum else None
         closed = self.boundary(self.grad_sum, weight_sum, losses)
         return ops.depend(closed, clear_scalars(self.weight_sum, self.skips)) if self.own else closed
 
-    def close_without_sums(self, gradients: Any, weight: Any = None, losses: Any = None) -> Any:
+    def close_without_sums(self, gradients: tuple, weight: Tensor | None = None, losses: Tensor | None = None) -> tuple:
         """End a window of one micro-batch, which has no accumulators. Its weight cancels out, unless it is 0."""
         return self.boundary(gradients, weight, losses)
 
-    def clear(self) -> Any:
+    def clear(self) -> tuple:
         """Set the sums to zero; let something depend on what it returns."""
         return clear_sums(self.kernels, self.grad_sum, self.weight_sum, self.skips)
 
-    def zeros(self) -> Any:
+    def zeros(self) -> tuple:
         """Return zeros like the gradients of a micro-batch."""
         return tuple([ops.zeros(shape, ms.float32) for shape in self.shapes])
 
@@ -125,7 +125,7 @@ class Window:
         return sums
 
 
-def clear_sums(kernels: Any, grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None) -> Any:
+def clear_sums(kernels: Any, grad_sum: tuple, weight_sum: tuple, skips: SkipMicro | None) -> tuple:
     """Assign zeros: multiplying by zero would keep NaN.
 
     Returns:
@@ -135,7 +135,7 @@ def clear_sums(kernels: Any, grad_sum: tuple, weight_sum: tuple, skips: SkipMicr
     return clear_scalars(weight_sum, skips), kernels.clear(grad_sum)
 
 
-def clear_scalars(weight_sum: tuple, skips: SkipMicro | None) -> Any:
+def clear_scalars(weight_sum: tuple, skips: SkipMicro | None) -> tuple:
     """Assign zeros to the sums that are not of gradients."""
     cleared: tuple = ()
     if skips is not None:

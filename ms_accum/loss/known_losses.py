@@ -28,23 +28,23 @@ def as_number(value: Any) -> Any:
     return value.item() if isinstance(value, np.ndarray) and value.size == 1 else value
 
 
-def row_count(data: Any, *labels: Any) -> float:
+def row_count(data: Tensor, *labels: Tensor) -> float:
     """Return the number of rows of the first column."""
     return data.shape[0]
 
 
-def _count_rows(options: Options, data: Any, *labels: Any) -> float:
+def _count_rows(options: Options, data: Tensor, *labels: Tensor) -> float:
     # The rows of the labels, because the first axis of the data may be the time.
     return labels[0].shape[0] if labels else row_count(data)
 
 
-def _count_elements(options: Options, data: Any, *labels: Any) -> float:
+def _count_elements(options: Options, data: Tensor, *labels: Tensor) -> float:
     if labels and options("reduction") != "batchmean":
         return labels[0].size
     return _count_rows(options, data, *labels)
 
 
-def _count_labels(options: Options, data: Any, *labels: Any) -> float:
+def _count_labels(options: Options, data: Tensor, *labels: Tensor) -> float:
     """Return the number of labels that are not ignored, or the sum of their class weights."""
     if not labels:
         return row_count(data)
@@ -237,7 +237,7 @@ class _MeanWithLogits(nn.Cell):
         self.weight = weight
         self.pos_weight = pos_weight
 
-    def construct(self, logits: Any, labels: Any) -> Any:
+    def construct(self, logits: Tensor, labels: Tensor) -> Tensor:
         losses = ops.binary_cross_entropy_with_logits(logits, labels, self.weight, self.pos_weight, "none")
         return ops.mean(losses)
 
@@ -251,7 +251,7 @@ class _Partial(nn.Cell):
         self.first = function.args
         self.keywords = dict(function.keywords)
 
-    def construct(self, *columns: Any) -> Any:
+    def construct(self, *columns: Tensor) -> Any:
         return call(self.function, (*self.first, *columns), **self.keywords)
 
 
@@ -268,7 +268,7 @@ class WithLoss(nn.WithLossCell):
         super().__init__(network, runnable(loss_fn))
         self.accepts = accepts
 
-    def construct(self, data: Any, *labels: Any) -> Any:
+    def construct(self, data: Tensor, *labels: Tensor) -> Any:
         output = self._backbone(data)
         if self.accepts is not None and len(labels) > 0 and isconstant(output.shape):
             if not self.accepts(output.shape, labels[0].shape, labels[0].dtype):

@@ -209,7 +209,7 @@ class LossOfTerms(nn.Cell):
         self.owner, self.names = owner, terms.names
         self.network, self.loss_fn = network, runnable(loss_fn)
 
-    def construct(self, *columns: Any) -> Any:
+    def construct(self, *columns: Tensor) -> Any:
         if self.loss_fn is None:
             return terms_of(self.owner, self.names, call(self.network, columns))
         return terms_of(self.owner, self.names, call(self.loss_fn, (self.network(columns[0]), *columns[1:])))

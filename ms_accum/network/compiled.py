@@ -304,7 +304,7 @@ class Branch:
     def __init__(self) -> None:
         self.taken = untrained(f"{unique_name('branch')}.taken", True, ms.bool_)
 
-    def __call__(self, number: Any) -> Any:
+    def __call__(self, number: Tensor) -> Any:
         if self.taken:
             number = number * 1
         return number

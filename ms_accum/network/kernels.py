@@ -50,31 +50,31 @@ class NativeKernels:
         self._sum_of_squares = operator(library, "sum_of_squares", ms.float32)
         self._empty = operator(library, "empty", ms.bool_)
 
-    def add(self, total: Any, gradients: Any) -> Any:
+    def add(self, total: tuple, gradients: tuple) -> Tensor:
         """Add `gradients` to the Parameters of `total`."""
         return self._add(_ONE, _KEEPS_NAN, *total, *tree.in_float32(gradients))
 
-    def add_weighted(self, total: Any, gradients: Any, weight: Any) -> Any:
+    def add_weighted(self, total: tuple, gradients: tuple, weight: Tensor | None) -> Tensor:
         """Add `weight` times `gradients` to the Parameters of `total`."""
         return self._add(ops.cast(weight, ms.float32), _KEEPS_NAN, *total, *tree.in_float32(gradients))
 
-    def add_no_nan(self, total: Any, gradients: Any, weight: Any) -> Any:
+    def add_no_nan(self, total: tuple, gradients: tuple, weight: Tensor | None) -> Tensor:
         """Do what `add_weighted` does; a weight of 0 adds 0 also for NaN."""
         return self._add(ops.cast(weight, ms.float32), _NO_NAN, *total, *tree.in_float32(gradients))
 
-    def all_finite(self, gradients: Any) -> Any:
+    def all_finite(self, gradients: tuple) -> Tensor:
         """Return whether all elements are finite."""
         return ops.reshape(self._all_finite(*tree.in_float32(gradients)), ())
 
-    def norm(self, gradients: Any, after: Any = None) -> Any:
+    def norm(self, gradients: tuple, after: Any = None) -> Tensor:
         """Return the 2-norm of all elements."""
         return ops.reshape(self._norm(*tree.in_float32(gradients)), ())
 
-    def sum_of_squares(self, gradients: Any) -> Any:
+    def sum_of_squares(self, gradients: tuple) -> Tensor:
         """Return the sum of the squares of all elements."""
         return ops.reshape(self._sum_of_squares(*tree.in_float32(gradients)), ())
 
-    def clear(self, total: Any, finite: bool = False) -> Any:
+    def clear(self, total: tuple, finite: bool = False) -> Tensor:
         """Assign zero to every Parameter of `total`."""
         return self._empty(*total)
 

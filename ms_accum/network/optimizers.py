@@ -33,22 +33,22 @@ _NOT_IN_PYNATIVE = ("mindspore.mint.optim.sgd", "mindspore.mint.optim.adam")
 _LONGEST_ARRAY = 64
 
 
-def inner_of(optimizer: Any) -> Any:
+def inner_of(optimizer: nn.Cell) -> Any:
     """Return the optimizer that updates: for a `ZeroOptimizer` the inner one."""
     return getattr(optimizer, "inner", optimizer)
 
 
-def kind_of(optimizer: Any) -> str:
+def kind_of(optimizer: nn.Cell) -> str:
     """Return the class name of the optimizer that updates."""
     return type(inner_of(optimizer)).__name__
 
 
-def is_sharded(optimizer: Any) -> bool:
+def is_sharded(optimizer: nn.Cell) -> bool:
     """Return whether an optimizer's state is sharded over several ranks."""
     return inner_of(optimizer) is not optimizer and optimizer.group is not None
 
 
-def runs_compiled(optimizer: Any) -> bool:
+def runs_compiled(optimizer: nn.Cell) -> bool:
     """Return whether MindSpore runs an optimizer as a graph outside of graphs, too, and nothing else with it."""
     has_hooks = optimizer._forward_pre_hook or optimizer._forward_hook
     return hasattr(optimizer.construct, "__wrapped__") and not has_hooks
@@ -57,7 +57,7 @@ def runs_compiled(optimizer: Any) -> bool:
 # Checks
 
 
-def check_optimizer(owner: str, optimizer: Any, compiles: bool = True) -> Any:
+def check_optimizer(owner: str, optimizer: nn.Cell, compiles: bool = True) -> Any:
     """Return the optimizer, or raise an error if it is none or does not run on this device."""
     kinds = (nn.Optimizer, ExperimentalOptimizer, nn.LARS)
     _check.instance(owner, "optimizer", inner_of(optimizer), kinds, "a MindSpore optimizer")
@@ -70,7 +70,7 @@ def check_optimizer(owner: str, optimizer: Any, compiles: bool = True) -> Any:
     return optimizer
 
 
-def _check_runs_on_cpu(owner: str, optimizer: Any, compiles: bool) -> None:
+def _check_runs_on_cpu(owner: str, optimizer: nn.Cell, compiles: bool) -> None:
     kind = type(optimizer)
     instead = _NOT_ON_CPU.get(f"{kind.__module__}.{kind.__name__}")
     if instead:
@@ -86,7 +86,7 @@ def _check_runs_on_cpu(owner: str, optimizer: Any, compiles: bool) -> None:
         _check.raise_invalid(ValueError, owner, "optimizer", "one that trains", value, remedy)
 
 
-def check_trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
+def check_trains(owner: str, optimizer: nn.Cell, network: nn.Cell) -> None:
     """Raise an error if the optimizer has none of the network's parameters; it may have others in addition."""
     ids = {id(parameter) for parameter in network.get_parameters()}
     if ids and not any(id(parameter) in ids for parameter in optimizer.parameters):
@@ -95,7 +95,7 @@ def check_trains(owner: str, optimizer: Any, network: nn.Cell) -> None:
         )
 
 
-def check_scheduler(owner: str, scheduler: Any, optimizer: Any) -> Any:
+def check_scheduler(owner: str, scheduler: Any, optimizer: nn.Cell) -> Any:
     """Return the learning-rate scheduler, or raise an error if it is not valid; None means no scheduler."""
     if scheduler is None:
         return None
@@ -151,7 +151,7 @@ class LearningRate:
         optimizer (Optimizer): the optimizer.
     """
 
-    def __init__(self, optimizer: Any):
+    def __init__(self, optimizer: nn.Cell):
         inner = inner_of(optimizer)
         self._optimizer = inner.opt if isinstance(inner, nn.LARS) else inner
         self._is_known = not _may_change(getattr(self._optimizer, "learning_rate", None))
@@ -190,7 +190,7 @@ def _rate_of_group(group: Mapping[str, Any]) -> Any:
     return group.get("lr_float", group.get("lr"))  # `mint.optim.SGD` has both, and uses the first
 
 
-def rates_of(optimizer: Any) -> dict[str, str]:
+def rates_of(optimizer: nn.Cell) -> dict[str, str]:
     """Return what the learning rate depends on, by name, as texts. Nothing of the optimizer is run."""
     inner = inner_of(optimizer)
     parameters = settings_of(optimizer)
@@ -205,7 +205,7 @@ def rates_of(optimizer: Any) -> dict[str, str]:
     return rates
 
 
-def all_parameters(optimizer: Any) -> list[Parameter]:
+def all_parameters(optimizer: nn.Cell) -> list[Parameter]:
     """Return the optimizer's Parameters, including those in lists, which `get_parameters` does not return."""
     in_lists = parameters_in([vars(cell) for _, cell in optimizer.cells_and_names()])
     return list({id(parameter): parameter for parameter in [*optimizer.get_parameters(), *in_lists]}.values())
@@ -214,7 +214,7 @@ def all_parameters(optimizer: Any) -> list[Parameter]:
 # The settings
 
 
-def settings_of(optimizer: Any) -> list[Parameter]:
+def settings_of(optimizer: nn.Cell) -> list[Parameter]:
     """Return the optimizer's Parameters that are settings: neither trained weights nor its state."""
     inner = inner_of(optimizer)
     named = [getattr(inner, name, None) for name in ("learning_rate", "momentum")]

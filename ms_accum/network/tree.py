@@ -67,7 +67,7 @@ _dense = ops.MultitypeFuncGraph("dense")
 
 
 @_dense.register("Tensor", "Tensor")
-def _dense_gradient(gradient: Any, parameter: Any) -> Any:
+def _dense_gradient(gradient: Tensor, parameter: Tensor) -> Tensor:
     return gradient
 
 
@@ -78,7 +78,7 @@ def _reject_rows() -> bool:
 
 
 @_dense.register("RowTensor", "Tensor")
-def _rows_rejected(gradient: Any, parameter: Any) -> Any:
+def _rows_rejected(gradient: Tensor, parameter: Tensor) -> Tensor:
     return parameter if _reject_rows() else parameter
 
 
@@ -86,7 +86,7 @@ _zero_if = ops.MultitypeFuncGraph("zero_if")
 
 
 @_zero_if.register("Bool", "Tensor")
-def _zero_gradient_if(condition: bool, gradient: Any) -> Any:
+def _zero_gradient_if(condition: bool, gradient: Tensor) -> Tensor:
     return ops.zeros_like(gradient) if condition else gradient
 
 
@@ -94,78 +94,78 @@ _descend = ops.ApplyGradientDescent()
 
 
 @_of_tensors()
-def _add(total: Any, gradient: Any) -> Any:
+def _add(total: Tensor, gradient: Tensor) -> Tensor:
     return ops.assign_add(total, ops.cast(gradient, total.dtype))
 
 
 @_of_tensors("Tensor")
-def _add_weighted(weight: Any, total: Any, gradient: Any) -> Any:
+def _add_weighted(weight: Tensor, total: Tensor, gradient: Tensor) -> Tensor:
     if total.dtype == ms.float32:  # one pass: a product of its own takes as long again
         return _descend(total, -weight, ops.cast(gradient, ms.float32))
     return _add(total, ops.cast(gradient, ms.float32) * weight)
 
 
 @_of_tensors("Tensor")
-def _multiply_no_nan(factor: Any, gradient: Any) -> Any:
+def _multiply_no_nan(factor: Tensor, gradient: Tensor) -> Tensor:
     return no_nan(ops.cast(gradient, ms.float32), factor)  # `where` takes five times as long on CPU
 
 
 @_of_tensors("Tensor")
-def _add_no_nan(factor: Any, total: Any, gradient: Any) -> Any:
+def _add_no_nan(factor: Tensor, total: Tensor, gradient: Tensor) -> Tensor:
     return _add(total, _multiply_no_nan(factor, gradient))
 
 
 @_of_tensors()
-def _clear(total: Any) -> Any:
+def _clear(total: Tensor) -> Tensor:
     # This product is zero also for NaN. Zeros of its size would be constants of the graph, which keeps them in memory.
     zeros = ops.cast(_multiply_no_nan(Tensor(0.0, ms.float32), total), total.dtype)
     return total.copy_(zeros) if _in_place() else ops.assign(total, zeros)
 
 
 @_of_tensors()
-def _clear_finite(total: Any) -> Any:
+def _clear_finite(total: Tensor) -> Tensor:
     return ops.assign_sub(total, total)
 
 
 @_of_tensors("Tensor", "Number")
-def _multiply(factor: Any, gradient: Any) -> Any:
+def _multiply(factor: Tensor, gradient: Tensor) -> Tensor:
     return ops.cast(gradient, ms.float32) * factor
 
 
 @_of_tensors("Tensor", "Number")
-def _multiply_in_place(factor: Any, total: Any) -> Any:
+def _multiply_in_place(factor: Tensor, total: Tensor) -> Tensor:
     # Return the Parameter instead of the product: a branch copies all inputs that are not Parameters.
     return ops.depend(total, total.mul_(factor) if _in_place() else ops.assign(total, total * factor))
 
 
 @_of_tensors()
-def _in_float32(gradient: Any) -> Any:
+def _in_float32(gradient: Tensor) -> Tensor:
     return ops.cast(gradient, ms.float32)
 
 
 @_of_tensors("Tensor", "Number")
-def _as_scalar(number: Any) -> Any:
+def _as_scalar(number: Tensor) -> Tensor:
     return ops.reshape(ops.cast(number, ms.float32), ())
 
 
 @_of_tensors()
-def _shape(gradient: Any) -> Any:
+def _shape(gradient: Tensor) -> tuple:
     return gradient.shape
 
 
 @_of_tensors()
-def _cast_like(gradient: Any, parameter: Any) -> Any:
+def _cast_like(gradient: Tensor, parameter: Tensor) -> Tensor:
     return ops.cast(gradient, parameter.dtype)
 
 
 @_of_tensors("Tensor")
-def _update_average(decay: Any, average: Any, value: Any) -> Any:
+def _update_average(decay: Tensor, average: Tensor, value: Tensor) -> Tensor:
     # In this form a factor of 0 or 1 causes no rounding error.
     return ops.assign(average, average * decay + ops.cast(value, ms.float32) * (1.0 - decay))
 
 
 @_of_tensors()
-def _sum(gradient: Any) -> Any:
+def _sum(gradient: Tensor) -> Tensor:
     rows = ops.cast(gradient, ms.float32)
     if gradient.ndim > 2:
         rows = ops.reshape(rows, (gradient.shape[0], -1))
@@ -173,7 +173,7 @@ def _sum(gradient: Any) -> Any:
 
 
 @_of_tensors()
-def _squares(gradient: Any) -> Any:
+def _squares(gradient: Tensor) -> Tensor:
     # Sum each row, then the row sums: on CPU up to 8 times as fast as one sum over all elements, and more precise
     # than one long running sum (L2Loss: error of 5e-5 on 670,000 elements).
     squares = ops.square(ops.cast(gradient, ms.float32))
@@ -185,7 +185,7 @@ def _squares(gradient: Any) -> Any:
 
 
 @_of_tensors()
-def _row_norms(gradient: Any) -> Any:
+def _row_norms(gradient: Tensor) -> Tensor:
     """Return the norms of the rows, as distances from zero: the CPU kernel for these stores no squares."""
     rows = ops.cast(gradient, ms.float32)
     if gradient.ndim != 2:  # a matrix is not reshaped: that would copy it
@@ -210,7 +210,7 @@ def check_not_traced(owner: str) -> bool:
     return True
 
 
-def check_gradients(owner: str, grads: Any, parameters: Any) -> Any:
+def check_gradients(owner: str, grads: tuple, parameters: tuple) -> tuple:
     """Return gradients as a tuple of tensors, or raise an error if they do not match the parameters."""
     check_not_traced(owner)
     grads = tuple(grads)  # `ms.grad` returns a list if it was given one
@@ -219,7 +219,7 @@ def check_gradients(owner: str, grads: Any, parameters: Any) -> Any:
     return check_shapes(owner, "grads", _map(_dense, grads, parameters), parameters)
 
 
-def check_gradients_outside(owner: str, grads: Any, parameters: Any) -> Any:
+def check_gradients_outside(owner: str, grads: tuple, parameters: tuple) -> tuple:
     """Do what `check_gradients` does, outside of graphs, where MindSpore's maps take longer than a small graph."""
     grads = tuple(grads)
     check_without_loss(owner, grads, parameters)
@@ -233,7 +233,7 @@ def check_gradients_outside(owner: str, grads: Any, parameters: Any) -> Any:
     return grads
 
 
-def check_without_loss(owner: str, grads: Any, parameters: Any) -> None:
+def check_without_loss(owner: str, grads: tuple, parameters: tuple) -> None:
     """Raise an error for the complete result of `ms.value_and_grad`."""
     if len(grads) == 2 and isinstance(grads[1], (tuple, list)) and len(grads[1]) == len(parameters):
         raise ValueError(
@@ -247,7 +247,7 @@ _is_tensor = ops.MultitypeFuncGraph("is_tensor")
 
 @_is_tensor.register("Tensor")
 @_is_tensor.register("Number")
-def _one_is_tensor(value: Any) -> bool:
+def _one_is_tensor(value: Tensor) -> bool:
     return isinstance(value, ms.Tensor)
 
 
@@ -256,7 +256,7 @@ def are_tensors(values: tuple) -> bool:
     return False not in _map(_is_tensor, values)
 
 
-def check_number(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> None:
+def check_number(owner: str, name: str, tensors: tuple, parameters: tuple, remedy: str = _DIFFERENTIATE) -> None:
     """Raise an error unless the numbers of tensors and of the optimizer's parameters are equal."""
     if len(tensors) != len(parameters):
         raise ValueError(
@@ -265,7 +265,7 @@ def check_number(owner: str, name: str, tensors: Any, parameters: Any, remedy: s
         )
 
 
-def check_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: str = _DIFFERENTIATE) -> Any:
+def check_shapes(owner: str, name: str, tensors: tuple, parameters: tuple, remedy: str = _DIFFERENTIATE) -> tuple:
     """Return `tensors`, or raise an error if their shapes differ from those of the parameters.
 
     In a graph MindSpore prints a warning if the returned value is not used.
@@ -276,7 +276,7 @@ def check_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: s
     return tensors
 
 
-def _raise_other_shapes(owner: str, name: str, tensors: Any, parameters: Any, remedy: str) -> None:
+def _raise_other_shapes(owner: str, name: str, tensors: tuple, parameters: tuple, remedy: str) -> None:
     for tensor, parameter in zip(tensors, parameters):
         if tensor.shape != parameter.shape:
             if remedy == _DIFFERENTIATE and len(tensor.shape) == 2 and tensor.shape[1:] == parameter.shape[1:]:
@@ -287,7 +287,7 @@ def _raise_other_shapes(owner: str, name: str, tensors: Any, parameters: Any, re
             )
 
 
-def check_weight(owner: str, value: Any) -> Any:
+def check_weight(owner: str, value: Any) -> Tensor:
     """Return the weight of a micro-batch for `add_weighted`, or raise an error if it is not one number."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number, ms.Tensor)):
         raise TypeError(
@@ -301,7 +301,7 @@ def check_weight(owner: str, value: Any) -> Any:
     return value
 
 
-def check_dense(owner: str, network: nn.Cell, parameters: Any) -> None:
+def check_dense(owner: str, network: nn.Cell, parameters: tuple) -> None:
     """Raise an error if gradients of these parameters are sparse: those of the rows of an embedding alone."""
     trained = {id(parameter) for parameter in parameters}
     for name, cell in network.cells_and_names():
@@ -314,72 +314,72 @@ def check_dense(owner: str, network: nn.Cell, parameters: Any) -> None:
 # Arithmetic
 
 
-def zero_where(conditions: tuple[bool, ...], gradients: Any) -> Any:
+def zero_where(conditions: tuple[bool, ...], gradients: tuple) -> tuple:
     """Return `gradients` with zeros where a condition, which is constant in a graph, is true."""
     return _map(_zero_if, conditions, gradients)
 
 
-def add(total: Any, gradients: Any) -> Any:
+def add(total: tuple, gradients: tuple) -> tuple:
     """Add `gradients` to the Parameters of `total`, in the Parameters' type."""
     return _map(_add, total, gradients)
 
 
-def add_weighted(total: Any, gradients: Any, weight: Any) -> Any:
+def add_weighted(total: tuple, gradients: tuple, weight: Tensor) -> tuple:
     """Add `weight` times `gradients` to the Parameters of `total`, in the Parameters' type."""
     return _map(ops.partial(_add_weighted, ops.cast(weight, ms.float32)), total, gradients)
 
 
-def add_no_nan(total: Any, gradients: Any, weight: Any) -> Any:
+def add_no_nan(total: tuple, gradients: tuple, weight: Tensor) -> tuple:
     """Do what `add_weighted` does; a weight of 0 adds 0 also for NaN."""
     return _map(ops.partial(_add_no_nan, weight), total, gradients)
 
 
-def multiply_no_nan(gradients: Any, factor: Any) -> Any:
+def multiply_no_nan(gradients: tuple, factor: Tensor) -> tuple:
     """Return the gradients times a factor, in float32; a factor of 0 gives 0 also for NaN."""
     return _map(ops.partial(_multiply_no_nan, factor), gradients)
 
 
-def clear(total: Any, finite: bool = False) -> Any:
+def clear(total: tuple, finite: bool = False) -> tuple:
     """Assign zero to every Parameter of `total`. What is `finite` is cancelled, without zeros of the model size."""
     return _map(_clear_finite if finite else _clear, total)
 
 
-def multiply(gradients: Any, factor: Any) -> Any:
+def multiply(gradients: tuple, factor: Tensor) -> tuple:
     """Return `gradients` times one scalar, in float32."""
     return _map(ops.partial(_multiply, factor), gradients)
 
 
-def multiply_in_place(total: Any, factor: Any) -> Any:
+def multiply_in_place(total: tuple, factor: Tensor) -> tuple:
     """Multiply the Parameters of `total` by one scalar, without a second copy of the gradients in memory."""
     return _map(ops.partial(_multiply_in_place, factor), total)
 
 
-def in_float32(gradients: Any) -> Any:
+def in_float32(gradients: tuple) -> tuple:
     """Return `gradients` in float32; nothing is done where they are."""
     return _map(_in_float32, gradients)
 
 
-def stacked(numbers: Any) -> Any:
+def stacked(numbers: tuple) -> Tensor:
     """Return numbers, each a Tensor of one element or a Python number, as one row in float32."""
     return ops.stack(_map(_as_scalar, numbers))
 
 
-def cast_like(gradients: Any, parameters: Any) -> Any:
+def cast_like(gradients: tuple, parameters: tuple) -> tuple:
     """Return `gradients` cast to the types of `parameters`; nothing is done where the types agree."""
     return _map(_cast_like, gradients, parameters)
 
 
-def update_averages(averages: Any, values: Any, decay: Any) -> Any:
+def update_averages(averages: tuple, values: tuple, decay: Tensor) -> tuple:
     """Multiply the Parameters of `averages` by the scalar `decay`, and add 1 - `decay` times `values`."""
     return _map(ops.partial(_update_average, decay), averages, values)
 
 
-def all_finite(gradients: Any) -> Any:
+def all_finite(gradients: tuple) -> Tensor:
     """Return whether all elements are finite: then their sum is."""
     return ops.isfinite(ops.addn(_map(_sum, gradients)))
 
 
-def sum_of_squares(gradients: Any) -> Any:
+def sum_of_squares(gradients: tuple) -> Tensor:
     """Return the sum of the squares of all elements."""
     if _on_cpu():
         norms = _map(_row_norms, gradients)
@@ -387,7 +387,7 @@ def sum_of_squares(gradients: Any) -> Any:
     return ops.addn(_map(_squares, gradients))
 
 
-def global_norm(gradients: Any, after: Any = None) -> Any:
+def global_norm(gradients: tuple, after: Any = None) -> Tensor:
     """Return the 2-norm of all elements; not finite if an element is not finite, or if the norm exceeds 1.8e19.
 
     `after` is what a norm over several ranks would be sent after; here nothing is sent.
@@ -395,7 +395,7 @@ def global_norm(gradients: Any, after: Any = None) -> Any:
     return ops.sqrt(sum_of_squares(gradients))
 
 
-def columns(rows: Any, start: int, stop: int) -> Any:
+def columns(rows: Tensor, start: int, stop: int) -> Tensor:
     """Return the elements from `start` up to but not including `stop`, of one row or of each row.
 
     A full range is not sliced: on MindSpore's CPU a full-range slice is 60 times slower than a partial one.
@@ -405,13 +405,13 @@ def columns(rows: Any, start: int, stop: int) -> Any:
     return rows[start:stop] if rows.ndim == 1 else rows[:, start:stop]
 
 
-def flattened(tensors: Any) -> Any:
+def flattened(tensors: tuple) -> Tensor:
     """Return all elements as one flat float32 tensor."""
     rows = [ops.reshape(ops.cast(tensor, ms.float32), (-1,)) for tensor in tensors]
     return ops.cat(rows) if len(rows) > 1 else rows[0]
 
 
-def unflattened(row: Any, like: Any) -> Any:
+def unflattened(row: Tensor, like: tuple) -> tuple:
     """Split a flat tensor into tensors with the shapes of `like`."""
     tensors: tuple = ()
     start = 0

@@ -56,7 +56,7 @@ def check_drift(
     owner: str,
     group: Group | None,
     parameters: Sequence[Parameter],
-    optimizer: Any,
+    optimizer: nn.Cell,
     settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Raise an error on all ranks if their trained weights or their learning rates are no longer equal.
@@ -121,7 +121,7 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if type(value) is int else str(value)
 
 
-def facts_of(optimizer: Any, network: nn.Cell | None = None) -> dict[str, Any]:
+def facts_of(optimizer: nn.Cell, network: nn.Cell | None = None) -> dict[str, Any]:
     """Return the facts about an optimizer and the Parameters: rates, and names, shapes and types in their order."""
     facts: dict[str, Any] = {"optimizer": kind_of(optimizer), "sharding": is_sharded(optimizer)}
     facts |= _layout("parameter {} of the optimizer", optimizer.parameters)
@@ -159,7 +159,7 @@ def take_from_rank_0(parameters: Iterable[Parameter], group: Group | None) -> No
 
 
 def begin_together(
-    owner: str, group: Group | None, facts: Mapping[str, Any], optimizer: Any, network: nn.Cell | None
+    owner: str, group: Group | None, facts: Mapping[str, Any], optimizer: nn.Cell, network: nn.Cell | None
 ) -> None:
     """Begin with equal facts, also about the optimizer and the network, and with rank 0's Parameters.
 

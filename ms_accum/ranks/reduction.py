@@ -41,25 +41,25 @@ class Part:
         return np.pad(array.ravel()[self.start : self.stop], (0, self.padding))
 
 
-def part_of(tensor: Any, part: Part) -> Any:
+def part_of(tensor: Tensor, part: Part) -> Tensor:
     """Return this part of a tensor, in a graph. A tensor that is already a part is returned unchanged."""
     if tensor.shape == (part.size,):
         return tensor
     return _padded(tree.columns(ops.reshape(tensor, (-1,)), part.start, part.stop), part.padding)
 
 
-def parts_of(tensor: Any, part: Part) -> Any:
+def parts_of(tensor: Tensor, part: Part) -> Tensor:
     """Return the parts of all ranks, one per row, in a graph."""
     padding = part.ranks * part.size - part.full_size
     return ops.reshape(_padded(ops.reshape(tensor, (-1,)), padding), (part.ranks, part.size))
 
 
-def full_of(rows: Any, part: Part) -> Any:
+def full_of(rows: Tensor, part: Part) -> Tensor:
     """Return the full tensor that consists of these parts, in a graph."""
     return ops.reshape(tree.columns(ops.reshape(rows, (-1,)), 0, part.full_size), part.shape)
 
 
-def _padded(row: Any, padding: int) -> Any:
+def _padded(row: Tensor, padding: int) -> Tensor:
     return ops.cat((row, ops.zeros((padding,), row.dtype))) if padding else row
 
 
@@ -80,7 +80,7 @@ class WholeSums:
         self.all_reduce = ops.AllReduce()
         self.pieces = pieces([parameter.size for parameter in parameters], _PIECE)
 
-    def __call__(self, gradients: Any, others: Any = ()) -> Any:
+    def __call__(self, gradients: tuple, others: tuple = ()) -> Any:
         """Return the sums of the gradients and of the other tensors, which are sent with the last piece."""
         summed: Any = ()
         for start, stop in self.pieces[:-1]:
@@ -91,7 +91,7 @@ class WholeSums:
         number = len(gradients) - start
         return summed + last[:number], last[number:]
 
-    def norm(self, gradients: Any, after: Any) -> Any:
+    def norm(self, gradients: tuple, after: Any) -> Tensor:
         """Return the global norm of the sums. Nothing is sent, so `after` is ignored."""
         return self.kernels.norm(gradients, after)
 
@@ -117,14 +117,14 @@ class PartSums:
         self.reduce_scatter = None if ms.get_context("device_target") == "CPU" else ops.ReduceScatter()
         self.pieces = pieces([part.full_size for part in parts], _PIECE)
 
-    def __call__(self, gradients: Any, others: Any = ()) -> Any:
+    def __call__(self, gradients: tuple, others: tuple = ()) -> Any:
         """Return this rank's parts of the gradients' sums, and the sums of the other tensors."""
         sums: Any = ()
         for start, stop in self.pieces:
             sums = sums + self._own_parts(ops.depend(gradients[start:stop], sums), self.parts[start:stop])
         return sums, _sum(self.all_reduce, ops.depend(others, sums)) if others else ()
 
-    def _own_parts(self, gradients: Any, parts: Any) -> Any:
+    def _own_parts(self, gradients: tuple, parts: tuple) -> tuple:
         rows = ops.cat([parts_of(ops.cast(grad, ms.float32), part) for grad, part in zip(gradients, parts)], 1)
         row = self.all_reduce(rows)[self.rank] if self.reduce_scatter is None else self.reduce_scatter(rows)[0]
         sums: Any = ()
@@ -134,7 +134,7 @@ class PartSums:
             start += part.size
         return sums
 
-    def norm(self, gradients: Any, after: Any) -> Any:
+    def norm(self, gradients: tuple, after: Any) -> Tensor:
         """Return the global norm over the parts of all ranks; its communication follows that of `after`."""
         squares = ops.reshape(self.kernels.sum_of_squares(gradients), (1,))
         return ops.sqrt(self.all_reduce(ops.depend(squares, after))[0])
@@ -153,11 +153,11 @@ class SumsAlready:
     def __init__(self, sums: WholeSums | PartSums):
         self.sums = sums
 
-    def __call__(self, gradients: Any, others: Any) -> Any:
+    def __call__(self, gradients: tuple, others: tuple) -> tuple:
         """Return the gradients unchanged, and the sums of the other tensors."""
         return gradients, _sum(self.sums.all_reduce, ops.depend(others, gradients))
 
-    def norm(self, gradients: Any, after: Any) -> Any:
+    def norm(self, gradients: tuple, after: Any) -> Tensor:
         """Return the global norm of the sums."""
         return self.sums.norm(gradients, after)
 
@@ -192,7 +192,7 @@ class SumOverRanks:
         return end
 
 
-def _sum(all_reduce: Any, tensors: Any) -> Any:
+def _sum(all_reduce: Any, tensors: tuple) -> tuple:
     return tree.unflattened(all_reduce(tree.flattened(tensors)), tensors)
 
 

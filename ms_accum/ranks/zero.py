@@ -135,7 +135,7 @@ class ZeroOptimizer(nn.Cell):
         """Return the learning rate of the next update."""
         return self.inner.get_lr()
 
-    def construct(self, gradients: Any) -> Any:
+    def construct(self, gradients: tuple) -> Any:
         # Values that were loaded, or copied from rank 0, are in the full parameters, so the parts are cut from these.
         for part, piece, parameter in zip(self.parts, self.inner.parameters, self.parameters):
             ops.assign(piece, part_of(parameter, part))
@@ -149,7 +149,7 @@ class ZeroOptimizer(nn.Cell):
             start = stop
         return updated
 
-    def _rows(self, parts: Any) -> Any:
+    def _rows(self, parts: Tensor) -> Tensor:
         """Return the parts of all ranks, one per row."""
         gathered = parts if self.all_gather is None else self.all_gather(parts)
         return ops.reshape(gathered, (-1, parts.shape[0]))
@@ -199,7 +199,7 @@ def _replaced(parameters: Any, slices: dict[str, Parameter]) -> Any:
     return [_replaced(item, slices) for item in parameters]
 
 
-def _elementwise(optimizer: Any) -> Any:
+def _elementwise(optimizer: nn.Optimizer | ZeroOptimizer) -> Any:
     """Return the optimizer, or raise an error unless it updates each element independently."""
     rule = "an optimizer that updates each element independently"
     if type(optimizer) not in ELEMENTWISE:

@@ -107,7 +107,7 @@ class LossOfBatch(nn.Cell):
         self.original_loss_fn = (coupled.loss_fn,)
         """tuple, the user's loss, unchanged; in a tuple, so that it is not a Cell inside this one."""
 
-    def construct(self, *columns: Any) -> Any:
+    def construct(self, *columns: Tensor) -> Any:
         representations = _in_float32(call(self.network, columns[: self.columns]))
         return call(self.loss_fn, (*representations, *columns[self.columns :]))
 
@@ -124,7 +124,7 @@ class Represent(Compiled):
         super().__init__(_DRIVER, compiles, loss_of_batch.network)
         self.network = loss_of_batch.network
 
-    def construct(self, *columns: Any) -> Any:
+    def construct(self, *columns: Tensor) -> Any:
         return _in_float32(call(self.network, columns))
 
 
