@@ -8,7 +8,6 @@ import signal
 import sys
 from typing import Any
 
-from .options import NotAvailable
 from .process import ContenderError
 from .results import RESULTS
 
@@ -17,11 +16,6 @@ MODULES = {
     "setup": ("environments", "make the environments of PyTorch and JAX"),
     "speed": ("speed", "milliseconds per micro-batch, compared with the peers"),
     "memory": ("memory", "peak memory, compared with the peers"),
-    "accuracy": ("accuracy", "seconds to an accuracy of LeNet5 on MNIST"),
-    "curves": (
-        "curves",
-        "one training with its effective batch in 1, 2, 4 and 8 micro-batches, ours and the usual loop",
-    ),
     "cost": ("cost", "what accumulating costs compared with a plain forward-backward"),
     "ranks": ("ranks", "what several ranks cost, compared with one process"),
     "conformance": ("conformance.matrix", "does accumulating equal the large batch? for each library, in each case"),
@@ -54,7 +48,7 @@ def parse() -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run one benchmark, or all and then write the tables; of all, those are left out whose data is not available."""
+    """Run one benchmark, or all and then write the tables."""
     if arguments.command != ALL:
         _module(arguments.command).run(arguments)
         return
@@ -62,10 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
         if name in _WITHOUT_OPTIONS:
             continue
         print(f"\n== {name}", flush=True)
-        try:
-            _module(name).run(argparse.Namespace(**{**vars(arguments), "command": name}))
-        except NotAvailable as missing:
-            print(missing)
+        _module(name).run(argparse.Namespace(**{**vars(arguments), "command": name}))
     _module("tables").run(arguments)
 
 
@@ -80,7 +71,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         run(arguments)
-    except (ValueError, NotAvailable) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except ContenderError as error:

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
-
-
-class NotAvailable(Exception):
-    """What a benchmark needs is not on this machine."""
 
 
 class Settings(NamedTuple):
@@ -22,15 +16,6 @@ class Settings(NamedTuple):
     """How often each is measured."""
     contenders: Sequence[str] | None = None
     """Names; None: all."""
-
-
-def data_of(benchmark: str, variable: str, data: str, fetch: str = "train.py --download fetches it") -> Path:
-    """Return the path that an environment variable has."""
-    path = Path(os.environ.get(variable) or "/nowhere")
-    if not path.exists():
-        where = f"set {variable} to where it is ({fetch})"
-        raise NotAvailable(f"{benchmark} needs the real {data}: {where}")
-    return path
 
 
 def check_names(option: str, names: Iterable | None, possible: Iterable) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import curves, ranks
+from . import ranks
 from .conformance import page
 from .contenders import OURS, TUTORIALS
 from .process import ROOT
@@ -57,13 +57,12 @@ Lines = Iterator[Sequence[Any]]
 
 
 def run(arguments: Namespace) -> None:
-    """Write the tables into the pages, and draw the curves."""
+    """Write the tables into the pages."""
     del arguments
     made = {**tables(), **helps()}
     for path in pages():
         path.write_text(filled(path.read_text(encoding="utf-8"), made), encoding="utf-8")
         print(f"tables: {path}")
-    curves.draw(rows("curves"), ROOT / "docs" / "images" / "equal_curves.svg")
 
 
 def pages() -> list[Path]:
@@ -81,9 +80,7 @@ def tables() -> dict[str, str]:
     """Return the rows of all tables by the names of their marks."""
     of_memory, of_ranks, of_speed = (rows(name) for name in ("memory", "ranks", "speed"))
     lines = {
-        "accuracy": _accuracy(rows("accuracy")),
         "cost": _cost(rows("cost")),
-        "curves": _curves(rows("curves")),
         "growth": _growth(of_memory),
         "memory": _memory(of_memory),
         "ratios": _ratios(of_speed),
@@ -176,11 +173,6 @@ def _growth(measured: Rows) -> Lines:
             yield [row["network"], row["batch"], f"{row['micro_batches']:,}", f"{row['peak_mib']:,.0f}"]
 
 
-def _accuracy(measured: Rows) -> Lines:
-    for row in part(measured, "summary"):
-        yield [row["contender"], f"{row['goal_s']:,.0f}", f"{row['all_s']:,.0f}", f"{row['accuracy']:.2%}"]
-
-
 def _runs() -> Lines:
     """When, where and with what each benchmark ran, and whether the code that it is about is still the same."""
     now = code()["digest"]
@@ -190,11 +182,6 @@ def _runs() -> Lines:
         same = "✓" if measured["digest"] == now else "–"
         cpu = f"{about['cpu']}, {about['cores']}, {about['instructions']}"
         yield [record["benchmark"], record["date"][:10], measured["commit"], same, cpu, versions]
-
-
-def _curves(measured: Rows) -> Lines:
-    for (way,), mine in groups(part(measured, "run"), "way").items():
-        yield [way, *(f"{row['validation']:.4f}" for row in mine), f"{max(row['difference'] for row in mine):.1e}"]
 
 
 def _times_of_ranks(measured: Rows) -> Lines:

@@ -218,11 +218,10 @@ def cells(*, weighted=False, sens=1.0, data=None, of=dense, **options):
     optimizer = momentum(network.trainable_params(), loss_scale=sens)
     grad_sum = optimizer.parameters.clone(prefix="grad_sum", init="zeros")
     weight_sum = Parameter(Tensor(0.0, ms.float32), name="weight_sum", requires_grad=False) if weighted else None
-    policy = {name: value for name, value in options.items() if name == "nonfinite"}
     with_loss = nn.WithLossCell(network, cross_entropy())
-    forward_backward = TrainForwardBackward(with_loss, optimizer, grad_sum, sens, weight_sum=weight_sum, **policy)
+    forward_backward = TrainForwardBackward(with_loss, optimizer, grad_sum, sens, weight_sum=weight_sum)
     update = TrainOptim(optimizer, grad_sum, weight_sum=weight_sum, **options)
-    clear = TrainClear(grad_sum, weight_sum=weight_sum, **policy)
+    clear = TrainClear(grad_sum, weight_sum=weight_sum)
     losses, norms, updates = [], [], 0
     for number, micro_batch in enumerate(data_of(UNEVEN) * 2 if data is None else data * 2, 1):
         losses.append(float(forward_backward(*micro_batch).asnumpy()))
@@ -362,7 +361,6 @@ CASES = {
     "cells": cells,
     "cells weighted": lambda: cells(weighted=True, clip_norm=0.1),
     "cells sens": lambda: cells(weighted=True, sens=8.0),
-    "cells skip_micro": lambda: cells(weighted=True, data=with_nan(data_of(UNEVEN)), nonfinite="skip_micro"),
     "accumulator sum": accumulator,
     "accumulator mean": lambda: accumulator(reduction="mean", clip_norm=0.1),
     "accumulator flush": lambda: accumulator(3, reduction="mean", by=adam),

@@ -15,7 +15,6 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable, Literal, TextIO, get_args, get_origin, get_type_hints
 
@@ -38,19 +37,6 @@ def _flag_options(kind: Any, default: Any) -> dict[str, Any]:
     if kind is list:
         return {**options, "nargs": "+"}
     return {**options, "choices": get_args(kind)} if get_origin(kind) is Literal else {**options, "type": kind}
-
-
-def by_epoch(made: Iterator) -> tuple[dict, Callable[[], dict]]:
-    """Return what `serve` needs of a generator that yields its versions, after the imports, and then what trains an
-    epoch and returns the accuracy. From the versions on the clock runs."""
-    versions = next(made)
-    seconds, epoch = timed(next, made)
-
-    def answer() -> dict:
-        seconds, accuracy = timed(epoch)
-        return {"seconds": seconds, "accuracy": accuracy}
-
-    return {"versions": versions, "seconds": seconds}, answer
 
 
 def serve(build: Build, *, address: str = "", **flags: Any) -> None:
