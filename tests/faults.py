@@ -805,8 +805,8 @@ FAULTS = {
     ),
     "evaluation weighted by rows": Fault(
         "training/evaluation.py",
-        "mean.add(loss, self._objective.weight.of(columns), columns[0].shape[0])",
-        "mean.add(loss, columns[0].shape[0] if terms is None else self._objective.weight.of(columns), columns[0].shape[0])",
+        "objective.divisors(columns))\n",
+        "(columns[0].shape[0],) if terms is None else objective.divisors(columns))\n",
         "training/test_callbacks.py::test_evaluation_weighs_as_training",
     ),
     "ignore_index 0": Fault(
@@ -975,8 +975,8 @@ FAULTS = {
     ),
     "an evaluation of the driver with the first coefficients": Fault(
         "training/evaluation.py",
-        "_MeansOfTerms(terms, self._updates())",
-        "_MeansOfTerms(terms, 0)",
+        "terms.coefficients(self._updates())",
+        "terms.coefficients(0)",
         "training/test_window_of_terms.py::test_evaluation_has_the_coefficients_of_its_update",
     ),
     "skipped windows warn in later epochs": Fault(

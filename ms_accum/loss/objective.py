@@ -23,7 +23,7 @@ from .known_losses import (
     row_count,
     why_not_additive,
 )
-from .terms import LossOfTerms, Terms, WeighedTerms, terms_for
+from .terms import LossOfTerms, Terms, WeighedTerms
 
 _CHECKS = ("first", "off")
 
@@ -61,8 +61,8 @@ class Objective:
         """str, ``"mean"`` or ``"sum"``."""
         self.terms = self._terms(weight, coefficients, group)
         """Optional[Terms], the terms of the loss, if it has several."""
-        self.weight: Any = Weight(owner, weight, reduction, loss_fn) if self.terms is None else self.terms
-        """Union[Weight, Terms], the weight of a micro-batch, or what each term is divided by."""
+        self.weight: Any = Weight(owner, weight, reduction, loss_fn) if self.terms is None else None
+        """Optional[Weight], the weight of a micro-batch, if the loss is one."""
         self.summing = check_reduction(owner, loss_fn, reduction) == "sum"
         """bool, whether losses are sums, which are added as they are."""
         way_out = "(network, loss_fn)" if owner == "AccumulatedTrainStep" else "a 'loss_fn'"
@@ -79,8 +79,7 @@ class Objective:
         self._additivity: AdditivityCheck | None = None  # until it has a result
         if checks:  # in a Cell of its own, because labels of a part may number more rows than it has
             forward = network if loss_fn is None else WithLoss(network, loss_fn)
-            weight_of: Any = self.weight.of
-            self._additivity = AdditivityCheck(owner, forward, weight_of)
+            self._additivity = AdditivityCheck(owner, forward, lambda columns: self.divisors(columns)[0])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -101,11 +100,15 @@ class Objective:
             if self.reduction != "mean":
                 remedy = "Each term is divided by what it averages over."
                 _check.raise_invalid(ValueError, self._owner, "reduction", "'mean' with several terms", "'sum'", remedy)
-            return terms_for(self._owner, weight, coefficients, group)
+            return Terms(weight, coefficients, group=group, owner=self._owner)
         if coefficients is not None:
             rule = "None unless 'weight' is a dict of terms"
             _check.raise_invalid(ValueError, self._owner, "coefficients", rule, coefficients)
         return None
+
+    def divisors(self, columns: tuple) -> tuple[float, ...]:
+        """Return what each term of a micro-batch's loss is divided by; of a loss that is one, its weight."""
+        return (self.weight.of(columns),) if self.terms is None else self.terms.counted(columns)
 
     def warn(self, *, training: bool = False) -> None:
         """Warn about layers and losses for which a window of several micro-batches differs from one large batch.
@@ -134,7 +137,7 @@ class Objective:
         if types not in self._accepted:
             self._columns.check(self._data, micro_batch)
             self._accepted.add(types)
-            if not (self.weight.is_guess or any(map(numbers_rows, micro_batch[1:]))):
+            if not ((self.weight and self.weight.is_guess) or any(map(numbers_rows, micro_batch[1:]))):
                 self._additivity = None  # the loss is a known mean, which compares no rows
         if self._additivity is not None and not alone:
             self._additivity.check(micro_batch, trained)
@@ -169,8 +172,6 @@ class Weight:
         if weight is not None and reduction == "sum":
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
         self._owner = owner
-        self.averages = reduction == "mean"
-        """bool, whether gradients are multiplied by weights."""
         divisor = divisor_of(loss_fn)
         self.is_guess = weight is None and divisor is None
         """bool, whether the weight is a guess (the rows), because neither the user nor the loss defines it."""

@@ -35,6 +35,7 @@ class Terms:
         coefficients (Optional[dict]): the factors of terms, 1 for those that are not in it: numbers, or functions of
             the number of updates so far. Default: ``None``.
         group (Optional[Group]): the ranks, from `own_group`, over which divisors are summed. Default: ``None``.
+        owner (str): the name used in error messages. Default: ``"Terms"``.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -68,19 +69,14 @@ class Terms:
         1
     """
 
-    averages = False
-    is_guess = False
-
     def __init__(
         self,
         weight: Mapping[str, float | Callable],
         coefficients: Mapping[str, float | Callable] | None = None,
         *,
         group: Group | None = None,
+        owner: str = "Terms",
     ):
-        self._set_up("Terms", weight, coefficients, group)
-
-    def _set_up(self, owner: str, weight: Any, coefficients: Any, group: Group | None) -> None:
         self._owner, self._group = owner, group
         if not (isinstance(weight, Mapping) and weight and all(isinstance(name, str) and name for name in weight)):
             _check.raise_invalid(ValueError, owner, "weight", "a dict from the names of terms", weight)
@@ -142,11 +138,6 @@ class Terms:
                 _check.raise_invalid(ValueError, self._owner, "coefficients", rule, f"{value} for {name!r}")
         return np.array(values, np.float64)
 
-    def of(self, micro_batch: tuple) -> tuple[float, ...]:
-        """Return what each term of a micro-batch is divided by; an empty tuple if all are 0, and no rank needs it."""
-        divisors = self.counted(micro_batch)
-        return divisors if any(divisors) or self._group is not None else ()
-
     def counted(self, micro_batch: tuple) -> tuple[float, ...]:
         """Return what each term of a micro-batch is divided by."""
         return tuple(count(micro_batch) for count in self._counts)
@@ -178,13 +169,6 @@ def _coefficient(owner: str, name: str, value: Any) -> Any:
         rule = "finite numbers, or functions of the number of updates"
         _check.raise_invalid(ValueError, owner, "coefficients", rule, f"{value!r} for {name!r}")
     return float(value)
-
-
-def terms_for(owner: str, weight: Any, coefficients: Any, group: Group | None) -> Terms:
-    """Return the terms of a driver, whose name is in error messages."""
-    terms: Terms = Terms.__new__(Terms)
-    terms._set_up(owner, weight, coefficients, group)
-    return terms
 
 
 def summed(rows: Sequence[tuple[float, ...]], size: int, group: Group | None) -> np.ndarray:

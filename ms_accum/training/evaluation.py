@@ -85,57 +85,28 @@ class _LossAndOutput(Compiled):
         return (terms_of(_OWNER, self.names, loss) if self.names else loss), output
 
 
-class _MeanLoss:
-    """The mean loss of an evaluation.
+class _Means:
+    """The means of an evaluation, of the loss or of its terms.
 
     Args:
+        coefficients (dict): the factor of each term, by name.
         summing (bool): whether losses are sums, which are added as they are.
     """
 
-    terms: Mapping[str, float] = {}
+    def __init__(self, coefficients: Mapping[str, float], summing: bool):
+        self._coefficients, self._summing = coefficients, summing
+        self._sums, self._divisors = dict.fromkeys(coefficients, 0.0), dict.fromkeys(coefficients, 0.0)
 
-    def __init__(self, summing: bool):
-        self._summing, self._total, self._weights = summing, 0.0, 0.0
-
-    def add(self, loss: Tensor, weight: float, samples: int) -> None:
-        """Add a batch."""
-        del samples
-        if weight:  # a loss over no labels is 0/0
-            self._total += float(loss.asnumpy()) * (1.0 if self._summing else weight)
-            self._weights += weight
-
-    @property
-    def mean(self) -> float:
-        """float, the mean; NaN if nothing counts."""
-        return self._total / self._weights if self._weights else math.nan
-
-
-class _MeansOfTerms:
-    """The mean loss of an evaluation, and of each of its terms.
-
-    Args:
-        terms (Terms): the terms.
-        updates (int): the number of updates so far, for coefficients that change.
-    """
-
-    def __init__(self, terms: Terms, updates: int):
-        self._coefficients = dict(zip(terms.names, terms.coefficients(updates)))
-        self._sums = dict.fromkeys(terms.names, 0.0)
-        self._divisors = dict.fromkeys(terms.names, 0.0)
-        self.last = Tensor(0.0, ms.float32)
-        """Tensor, the loss of the last batch, for callbacks."""
-
-    def add(self, losses: Sequence[Tensor], divisors: tuple[float, ...], samples: int) -> None:
-        """Add a batch."""
-        del samples
+    def add(self, losses: Sequence[Tensor], divisors: tuple[float, ...]) -> float:
+        """Add a batch, and return its loss."""
         loss = 0.0
-        for name, term, divisor in zip(self._sums, losses, divisors):
-            if divisor:
+        for (name, coefficient), term, divisor in zip(self._coefficients.items(), losses, divisors):
+            if divisor:  # a mean over nothing is 0/0
                 value = float(term.asnumpy())
-                loss += self._coefficients[name] * value
-                self._sums[name] += value * divisor
+                loss += coefficient * value
+                self._sums[name] += value * (1.0 if self._summing else divisor)
                 self._divisors[name] += divisor
-        self.last = Tensor(loss, ms.float32)
+        return loss
 
     @property
     def terms(self) -> dict[str, float]:
@@ -143,10 +114,10 @@ class _MeansOfTerms:
         return {name: self._sums[name] / divisor for name, divisor in self._divisors.items() if divisor}
 
     @property
-    def mean(self) -> float:
+    def loss(self) -> float:
         """float, the sum of the means times their coefficients; NaN if nothing counts."""
-        weighted = [self._coefficients[name] * mean for name, mean in self.terms.items()]
-        return float(sum(weighted)) if weighted else math.nan
+        means = self.terms
+        return float(sum(self._coefficients[name] * mean for name, mean in means.items())) if means else math.nan
 
 
 class Evaluation:
@@ -235,20 +206,24 @@ class Evaluation:
 
     def _mean_loss(self, callbacks: Callbacks, stop: Callable[[], bool]) -> dict[str, float] | None:
         """Update the metrics with all batches, and return the mean loss over what the loss averages over."""
-        terms = self._objective.terms
-        mean: Any = _MeanLoss(self._objective.summing) if terms is None else _MeansOfTerms(terms, self._updates())
+        objective, terms = self._objective, self._objective.terms
+        coefficients = {"loss": 1.0}
+        if terms is not None:
+            coefficients = dict(zip(terms.names, terms.coefficients(self._updates())))
+        means = _Means(coefficients, objective.summing)
         for columns in next(self._data.epochs(1)):
             if stop():
                 return None
             step = callbacks.arguments.cur_step_num + 1
             callbacks("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
-            loss, *output = self._run(*columns) if self._has_output else (self._run(*columns),)
-            mean.add(loss, self._objective.weight.of(columns), columns[0].shape[0])
-            loss = loss if terms is None else mean.last
+            losses, *output = self._run(*columns) if self._has_output else (self._run(*columns),)
+            counted = means.add((losses,) if terms is None else losses, objective.divisors(columns))
+            loss = losses if terms is None else Tensor(counted, ms.float32)
             callbacks("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
             for metric in self._metrics.values():
                 metric.update(loss) if isinstance(metric, Loss) else metric.update(*output, *columns[1:])
-        return {**{f"eval_{name}": value for name, value in mean.terms.items()}, "eval_loss": mean.mean}
+        named = {} if terms is None else {f"eval_{name}": value for name, value in means.terms.items()}
+        return {**named, "eval_loss": means.loss}
 
 
 def evaluation_of(step: Step, dataset: Any, metrics: Any, every: int | None) -> Evaluation | None:

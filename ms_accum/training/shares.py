@@ -70,7 +70,7 @@ def shared(
         group (Optional[Group]): the ranks.
         batches (int): the number of batches of the epoch that this rank has read. Default: 0.
     """
-    counted = [(columns, _divisors(objective, columns)) for columns in micro_batches or ()]
+    counted = [(columns, objective.divisors(columns)) for columns in micro_batches or ()]
     parts = [Part(number, *each) for number, each in enumerate(counted, 1) if any(each[1])]
     size = 1 if objective.terms is None else len(objective.terms.names)
     divisors = summed([part.divisors for part in parts], size, None)
@@ -99,12 +99,6 @@ def without(window: Shared, left_out: Collection[int], group: Group | None) -> S
     return window._replace(parts=parts, divisors=np.array(divisors), number=int(number), longest=longest)
 
 
-def _divisors(objective: Objective, columns: tuple) -> tuple[float, ...]:
-    if objective.terms is not None:
-        return objective.terms.counted(columns)
-    return (objective.weight.of(columns),)
-
-
 class OneLoss:
     """The shares of a loss that is one number.
 
@@ -116,7 +110,7 @@ class OneLoss:
     runs_again = False
 
     def __init__(self, objective: Objective, leaves_out: bool):
-        self._means, self._summing, self._leaves_out = objective.weight.averages, objective.summing, leaves_out
+        self._means, self._summing, self._leaves_out = objective.reduction == "mean", objective.summing, leaves_out
 
     def updates(self, window: Shared) -> bool:
         """Return whether the window can update: the mean over nothing does not exist; the sum of nothing is 0."""

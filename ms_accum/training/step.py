@@ -84,7 +84,7 @@ class Step:
             objective.forward,
             options,
             # Otherwise the shares add up to 1, and nothing divides.
-            divides=options["nonfinite"] == SKIP_MICRO and objective.weight.averages,
+            divides=options["nonfinite"] == SKIP_MICRO and objective.reduction == "mean" and objective.terms is None,
             shares=True,
         )
         tune(owner, objective.forward.get_parameters())
