@@ -187,7 +187,7 @@ FAULTS = {
         "engine/forward.py",
         "None, config.optimizer.parameters,",
         "None, tuple(reversed(config.optimizer.parameters)),",
-        "engine/test_cells.py::test_gradients_match_parameters_of_reordered_groups[window_by_cells]",
+        programs("driver"),
     ),
     # Policies
     "a left-out micro-batch keeps its weight": Fault(
@@ -442,7 +442,7 @@ FAULTS = {
         "training/shares.py",
         "/ np.where(window.divisors > 0, window.divisors, 1.0)",
         "/ np.maximum(part.divisors, 1e-9)",
-        "training/test_window_of_terms.py::test_clipping_acts_on_the_windows_gradient[eager]",
+        programs("driver"),
     ),
     "coefficients count in the shown terms": Fault(
         "training/shares.py",
@@ -736,7 +736,10 @@ FAULTS = {
         "model_step.py", "self._size) or self._left == 0", "self._size)", programs("model")
     ),
     "Model shows no loss": Fault(
-        "model_step.py", "self._loss = 0.0 if nothing_counted else ended.loss", "self._loss = 0.0", programs("step")
+        "model_step.py",
+        "self._loss = ended.loss if ended.samples",
+        "self._loss = 0.0 if ended.samples",
+        programs("step"),
     ),
     "Model evaluates without the average": Fault(
         "model_step.py",
@@ -973,7 +976,7 @@ FAULTS = {
         "training/evaluation.py",
         "_MeansOfTerms(terms, self._updates())",
         "_MeansOfTerms(terms, 0)",
-        "training/test_window_of_terms.py::test_evaluation_has_the_coefficients_of_its_update",
+        "training/test_window_of_terms.py::test_evaluation_has_the_mean_of_each_term_and_the_coefficients_of_its_update",
     ),
     "skipped windows warn in later epochs": Fault(
         "model_step.py",
