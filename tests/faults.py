@@ -654,7 +654,7 @@ FAULTS = {
         "ranks/reduction.py",
         'end["weight_sum"] = others[0]',
         "pass",
-        "ranks/test_group.py::test_ranks_train_like_one_process[eager-mean-3]",
+        ON_RANKS,
     ),
     "shares of one rank": Fault(
         "training/shares.py", "Shared(parts, sums[:size], ", "Shared(parts, divisors, ", ON_RANKS
@@ -681,7 +681,7 @@ FAULTS = {
         "ranks/reduction.py",
         "self.all_reduce(rows)[self.rank]",
         "self.all_reduce(rows)[0]",
-        "ranks/test_zero.py::test_sharded_optimizer_trains_like_the_unsharded",
+        ON_RANKS,
     ),
     "a rank ends its window alone": Fault(
         "model_step.py",
@@ -752,7 +752,7 @@ FAULTS = {
         "engine/loss_scale.py",
         "loss = (weight if loss is None else loss) / weight",
         "loss = weight if loss is None else loss",
-        "engine/test_loss_scale.py::test_window_of_weight_0_does_not_lower_dynamic_scale[eager-loop]",
+        "engine/test_loss_scale.py::test_window_of_weight_0_does_not_lower_dynamic_scale[eager]",
     ),
     "plan of growing windows forgets earlier epochs": Fault(
         "engine/ends.py",

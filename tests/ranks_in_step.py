@@ -15,9 +15,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 import ranks
-from helpers import compiled_step, cross_entropy
+from helpers import cross_entropy
 from ms_accum import (
-    Accumulator,
     Checkpointer,
     GradientAccumulation,
     Stopped,
@@ -32,7 +31,6 @@ from ms_accum.engine.window import Window
 from ms_accum.ranks import agreement, reduction
 from reference import digest
 
-N = ranks.N
 IN_STEP = {"sync_every_micro_batch": True}
 IGNORED = -100
 
@@ -162,50 +160,6 @@ def passed_over(group, **options):
     return {"state": ranks.complete_state_of(model), "records": records}
 
 
-def bad_on_one(group, zero):
-    """The last rank sees NaN in its first window: all skip it."""
-    data = even(group)
-    if group.rank == group.size - 1:
-        data[0] = (Tensor(np.full(data[0][0].shape, np.nan, np.float32)), data[0][1])
-    model = driver_of(zero, **IN_STEP)
-    ranks.train(model, data, epochs=1)
-    return {"counts": [model.updates, model.skipped], "state": ranks.complete_state_of(model)}
-
-
-def misused(group):
-    """What is done at the wrong moment, or with another network, by all ranks."""
-    x, y = ranks.even_data(group)[0]
-    network = ranks.network_of()
-    model = ranks.driver_of(network, tail="carry")
-    ranks.train(model, [(x, y)], epochs=1)  # a window that is open
-    accumulator = Accumulator(ranks.momentum_of(network, True), 2, reduction="mean", network=network)
-    compiled_step(network, cross_entropy(), accumulator, accumulator.optimizer)(x, y)
-    other = ranks.network_of(features=7)
-    runs_again = {"weight": {"ce": "rows"}, "nonfinite": "skip_micro", "sync_every_micro_batch": True}
-    tries = (
-        lambda: ranks.train(model, [(x, y)], 2),
-        lambda: setattr(accumulator, "accumulate_step", 3),
-        lambda: accumulator(tuple(parameter * 1 for parameter in other.trainable_params())),
-        lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(other, False)),
-        lambda: TrainOptim(ranks.momentum_of(network, False), other.trainable_params()),
-        lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(network, False), **runs_again),
-    )
-    messages = []
-    for attempt in tries:
-        try:
-            attempt()
-        except (RuntimeError, ValueError) as error:
-            messages.append(str(error))
-    for system in (model, accumulator):  # twice is once
-        system.clear()
-        system.clear()
-    return {
-        "said": messages,
-        "held": [model.micro_batches, int(accumulator.micro_batches)],
-        "flushed": accumulator.flush(),
-    }
-
-
 def sent(group):
     """All ranks get the parameters of rank 0, of any type."""
     random = np.random.RandomState(group.rank)
@@ -240,29 +194,16 @@ def scattered(group):
     return seen
 
 
-def in_pieces(group):
-    """Every parameter a piece of its own."""
-    most, reduction._PIECE = reduction._PIECE, 8
-    seen = [ranks.on_host(trained, group, False), ranks.on_host(trained, group, False, **IN_STEP)]
-    reduction._PIECE = most
-    return seen
-
-
 def run_scenarios(group):
     on_host = ranks.on_host
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
     return {
         "plain": on_host(trained, group, False),
-        "in step": on_host(trained, group, False, **IN_STEP),
-        "zero 1": on_host(trained, group, True),
         "zero 2": on_host(trained, group, True, **IN_STEP),
         "graphs": {"zero 2": graphs(group, True, True)},
         "passed over": [on_host(passed_over, group), on_host(passed_over, group, **IN_STEP)],
-        "bad": [on_host(bad_on_one, group, True)],
         "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
         "resumed": on_host(resumed, group),
         "scattered": on_host(scattered, group),
-        "misused": on_host(misused, group),
         "sent": sent(group),
-        "pieces": in_pieces(group),
     }
