@@ -33,14 +33,6 @@ class Host(NamedTuple):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.05)
 
-    def unplug(self) -> None:
-        """Take the host off the network: packets to it vanish, as those to a host without power."""
-        _ip("-n", self.name, "link", "set", "eth0", "down")
-
-    def plug(self) -> None:
-        """Undo `unplug`."""
-        _ip("-n", self.name, "link", "set", "eth0", "up")
-
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:

@@ -9,14 +9,10 @@ import pytest
 
 from benchmarks import accuracy, mnist
 from benchmarks.contenders import OURS
-from benchmarks.environments import python
 from benchmarks.options import NotAvailable, check_names, reject_options
-from benchmarks.runner import Session
 from idx_files import fingerprints, write_mnist, zipped
 from test_benchmarks import RECORD
 from test_benchmarks import benchmark as run_benchmark
-
-TORCH = pytest.mark.skipif(python("torch") is None, reason="no environment of PyTorch (python -m benchmarks setup)")
 
 
 def benchmark(name, output, *options):
@@ -45,19 +41,6 @@ def test_accuracy_benchmark_runs(tmp_path):
     assert 0 <= epoch["accuracy"] <= 1 and summary["accuracy"] == epoch["accuracy"]
     check_positive([epoch], "seconds", "start_s")
     assert record["settings"]["data"] == "the embedded digits" and "98.5%" in printed
-
-
-@TORCH
-@pytest.mark.slow
-@pytest.mark.parametrize("program", accuracy.PROGRAMS, ids=lambda program: program.name)
-def test_each_accuracy_program_learns(program, tmp_path):
-    folder = write_mnist(tmp_path, train=640, test=100)
-    session = Session("accuracy", Namespace(output=tmp_path), {})
-    rows = list(accuracy.train(session, program, 1, folder, 15))
-    assert [row["epoch"] for row in rows] == list(range(1, 16)) and session.versions
-    assert rows[-1]["accuracy"] > 0.9
-    seconds = [row["seconds"] for row in rows]
-    assert seconds == sorted(seconds)
 
 
 def test_missing_data_raises_error_naming_variable(monkeypatch):

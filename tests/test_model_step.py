@@ -368,29 +368,6 @@ def test_model_with_loss_and_step_is_rejected():
 # The edges of an epoch
 
 
-class WindowSizes(Callback):
-    """Keeps how many micro-batches the window holds at an evaluation and at an epoch's end."""
-
-    def __init__(self, step):
-        self.step, self.sizes = step, []
-
-    def on_eval_begin(self, run_context):
-        self.sizes.append(self.step.micro_batches)
-
-    on_train_epoch_end = on_eval_begin
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("first", [True, False])
-def test_window_is_empty_at_epoch_end(first):
-    trained = Trained()
-    recorder, valid = WindowSizes(trained.step), dataset(make_micro_batches([4]))
-    stop = LambdaCallback(on_train_step_end=lambda c: c.original_args().cur_step_num == 5 and c.request_stop())
-    callbacks = [FlushTail(), recorder, stop] if first else [stop, FlushTail(), recorder]
-    trained.model.fit(2, dataset(make_micro_batches()), valid, callbacks=callbacks)
-    assert recorder.sizes == [0, 0] and trained.step.updates == 2
-
-
 @pytest.mark.host
 def test_step_called_by_hand_after_an_interrupted_run_has_complete_windows():
     """Not one that ends where the interrupted epoch would have ended."""

@@ -81,28 +81,6 @@ def test_tails_and_split_batches_equal_smaller_large_batches(rng):
     assert miss(split, expected) < 1
 
 
-@pytest.mark.host
-def test_carry_flush_and_clear(rng):
-    network, data = Towers(), pairs(rng)
-    model = GradientAccumulation(
-        network, CoupledLoss(info_nce, 2), nn.SGD(network.trainable_params(), 0.1), tail="carry"
-    )
-    model.train_process(1, data, 2, report=(), ckpt_path=None)
-    assert (model.updates, model.micro_batches) == (1, 1)
-    assert model.flush() and model.updates == 2
-    model.train_process(1, data, 2, report=(), ckpt_path=None)
-    model.clear()
-    assert model.micro_batches == 0 and not model.flush()
-
-
-@pytest.mark.host
-def test_windows_of_one_equal_plain_training(rng):
-    network, data = Towers(), pairs(rng)[:1]
-    found, loss = gradients_and_loss(network, CoupledLoss(info_nce, 2), data, 1, network.trainable_params())
-    expected, other = gradients_and_loss(Whole(network, info_nce), None, data, 1, network.trainable_params())
-    assert miss(found, expected) == 0 and loss == other
-
-
 class Counted(nn.Cell):
     """Stands for a Dropout whose mask is a function of a counter."""
 

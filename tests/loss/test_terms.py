@@ -40,22 +40,6 @@ def loop(network, definition, window, reduction="sum", wrong=None, way="accumula
     return before - terms.flat(parameter.asnumpy() for parameter in network.trainable_params()), sum(losses)
 
 
-@pytest.mark.host
-def test_functional_pattern_is_that_of_the_oracle():
-    network = terms.Net()
-    expected, means = terms.oracle(network, DATA)
-    move, loss = loop(network, Terms(terms.WEIGHT, terms.COEFFICIENTS), DATA)
-    assert terms.error(move, expected) <= 1e-6 and loss == pytest.approx(terms.loss_of(means), rel=1e-5)
-
-
-@pytest.mark.host
-def test_plain_loop_is_that_of_the_oracle():
-    network = terms.Net()
-    expected, means = terms.oracle(network, DATA)
-    move, loss = loop(network, Terms(terms.WEIGHT, terms.COEFFICIENTS), DATA, way="loop")
-    assert terms.error(move, expected) <= 1e-6 and loss == pytest.approx(terms.loss_of(means), rel=1e-5)
-
-
 @pytest.mark.parametrize(
     ("count", "expected"),
     [

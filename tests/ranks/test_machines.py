@@ -60,7 +60,6 @@ def start(hosts, tmp_path):
     yield start
     for host in hosts:
         host.kill()
-        host.plug()
     for job in jobs:
         job.wait()
 
