@@ -5,10 +5,7 @@ Run by tests/ranks_job.py, as tests/ranks.py.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from itertools import combinations
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -17,14 +14,11 @@ from mindspore import Parameter, Tensor, nn, ops
 import ranks
 from helpers import cross_entropy
 from ms_accum import (
-    Checkpointer,
     GradientAccumulation,
-    Stopped,
     TrainClear,
     TrainForwardBackward,
     TrainOptim,
     ZeroOptimizer,
-    total,
 )
 from ms_accum.engine.config import resolve
 from ms_accum.engine.window import Window
@@ -131,24 +125,6 @@ def narrow(group, zero, **options):
     return seen
 
 
-def stopped(group, folder):
-    stop = {"stop": lambda: True} if group.rank == 0 else {}
-    model = driver_of(True, **IN_STEP)
-    with contextlib.suppress(Stopped):
-        ranks.train(model, even(group), checkpointer=Checkpointer(folder, **stop))
-    return model
-
-
-def resumed(group):
-    """A run with sharded accumulators is stopped and resumed."""
-    folder = Path(sys.argv[1]) / "in step"
-    first = ranks.on_host(stopped, group, folder)
-    total([0], group)
-    model = driver_of(True, **IN_STEP)
-    ranks.train(model, even(group), checkpointer=Checkpointer(folder, resume="auto"))
-    return {"state": ranks.complete_state_of(model), "updates": first.updates}
-
-
 def passed_over(group, **options):
     """The first micro-batch of the last rank counts for nothing; every loss of it is 0/0."""
     data = [
@@ -203,7 +179,6 @@ def run_scenarios(group):
         "graphs": {"zero 2": graphs(group, True, True)},
         "passed over": [on_host(passed_over, group), on_host(passed_over, group, **IN_STEP)],
         "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
-        "resumed": on_host(resumed, group),
         "scattered": on_host(scattered, group),
         "sent": sent(group),
     }

@@ -3,8 +3,8 @@
 Each optimizer is checked by three comparisons. At every update the gradient of the window is that of the
 big batch at the same weights. The weights that come out are, for optimizers that are linear in the
 gradient, those of a run on big batches by plain MindSpore. The others magnify the last bits of a
-gradient (Adam divides by its size), so theirs are what the optimizer makes of the measured gradients:
-in NumPy float64 where reference.py has the formula, else alone, without ms_accum.
+gradient (Adam divides by its size), so theirs are what the optimizer alone, without ms_accum, makes of the
+measured gradients.
 
 They are trained on networks without kinks. Where a value lies within a rounding of a kink, of ReLU or max pooling, its
 gradient may go either way, and the big batch's is not unique either.
@@ -21,7 +21,6 @@ import pytest
 from mindspore import Tensor, mint, nn
 from mindspore.experimental import optim
 
-import reference
 from helpers import batches, compiled_step, cross_entropy, restore, run, values
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim, evaluate, native
@@ -78,46 +77,15 @@ LINEAR = {
     "mint SGD": lambda p, s: mint.optim.SGD(p, 0.02 * s, momentum=0.9),
 }
 
-# With a formula in reference.py: (parameters) -> optimizer, then the formula and its numbers.
-FORMULAS = {
-    "SGD formula": (
-        lambda p: nn.SGD(p, 0.02, momentum=0.9, weight_decay=0.01),
-        reference.sgd,
-        {"lr": 0.02, "decay": 0.01, "momentum": 0.9},
-    ),
-    "SGD nesterov formula": (
-        lambda p: nn.SGD(p, 0.02, momentum=0.9, nesterov=True),
-        reference.sgd,
-        {"lr": 0.02, "momentum": 0.9, "nesterov": True},
-    ),
-    "Momentum formula": (
-        lambda p: nn.Momentum(p, RATES, 0.9, weight_decay=0.01),
-        reference.momentum,
-        {"lr": RATES, "decay": 0.01, "momentum": 0.9},
-    ),
-    "Adam": (lambda p: nn.Adam(p, 0.001), reference.adam, {"lr": 0.001}),
-    "Adam decay list": (
-        lambda p: nn.Adam(p, [rate / 20 for rate in RATES], weight_decay=0.01),
-        reference.adam,
-        {"lr": [rate / 20 for rate in RATES], "decay": 0.01},
-    ),
-    "AdamWeightDecay": (
-        lambda p: nn.AdamWeightDecay(p, 0.001, weight_decay=0.01),
-        reference.adam_weight_decay,
-        {"lr": 0.001, "decay": 0.01},
-    ),
-    "RMSProp": (
-        lambda p: nn.RMSProp(p, 0.001, momentum=0.5, weight_decay=0.01),
-        reference.rmsprop,
-        {"lr": 0.001, "momentum": 0.5, "decay": 0.01},
-    ),
-    "Adagrad": (lambda p: nn.Adagrad(p, learning_rate=0.01), reference.adagrad, {"lr": 0.01}),
-    "experimental Adam": (lambda p: optim.Adam(p, 0.001), reference.adam, {"lr": 0.001}),
-    "mint Adam": (lambda p: mint.optim.Adam(p, 0.001), reference.adam_corrected, {"lr": 0.001}),
-}
-
-# The rest, against themselves: (parameters) -> optimizer.
+# The rest: (parameters) -> optimizer.
 ALONE = {
+    "Adam": lambda p: nn.Adam(p, 0.001),
+    "Adam decay list": lambda p: nn.Adam(p, [rate / 20 for rate in RATES], weight_decay=0.01),
+    "AdamWeightDecay": lambda p: nn.AdamWeightDecay(p, 0.001, weight_decay=0.01),
+    "RMSProp": lambda p: nn.RMSProp(p, 0.001, momentum=0.5, weight_decay=0.01),
+    "Adagrad": lambda p: nn.Adagrad(p, learning_rate=0.01),
+    "experimental Adam": lambda p: optim.Adam(p, 0.001),
+    "mint Adam": lambda p: mint.optim.Adam(p, 0.001),
     "Adam groups": lambda p: nn.Adam(groups(p, 0.001), 0.001),
     "Adam schedule": lambda p: nn.Adam(p, schedule(0.05)),
     "AdamWeightDecay groups": lambda p: nn.AdamWeightDecay(groups(p, 0.001), 0.001),
@@ -135,14 +103,14 @@ ALONE = {
     "experimental AdamW": lambda p: optim.AdamW(p, 0.001),
     "experimental RAdam": lambda p: optim.RAdam(p, 0.001),
 }
-OPTIMIZERS = [*LINEAR, *FORMULAS, *ALONE]
+OPTIMIZERS = [*LINEAR, *ALONE]
 COMMON = ("SGD", "Momentum", "Momentum nesterov", "Adam", "AdamWeightDecay", "RMSProp", "Adagrad")
 
 
 def make_optimizer(name, parameters, reduction):
     if name in LINEAR:
         return LINEAR[name](parameters, 1.0 if reduction == "mean" else 1 / ROWS)
-    return FORMULAS[name][0](parameters) if name in FORMULAS else ALONE[name](parameters)
+    return ALONE[name](parameters)
 
 
 class Accumulating:
@@ -266,9 +234,6 @@ class Trial(Plain):
 
 
 def expected_weights(plain, name, gradients):
-    if name in FORMULAS:
-        _, formula, numbers = FORMULAS[name]
-        return reference.train(formula, plain.bench.start, gradients, **numbers)
     return plain.on_big_batches(SEED) if name in LINEAR else plain.fed_with(gradients)
 
 

@@ -474,17 +474,6 @@ def test_hook_after_the_first_run_is_an_error(monkeypatch, rng):
         run(model, batches(rng, [8, 8]), 2)
 
 
-@pytest.mark.slow
-def test_flags_of_decay_are_read_in_each_graph(monkeypatch, rng):
-    results = []
-    for use_native in ("0", "1"):
-        model, _ = trained(lambda p: nn.Momentum(p, 0.1, 0.9, weight_decay=0.5), use_native, monkeypatch, steps=1)
-        model._step.optimizer.decay_flags = (False,) * len(model._step.optimizer.decay_flags)
-        run(model, batches(np.random.RandomState(2), [8, 8]), 2)
-        results.append([parameter.asnumpy() for parameter in model._step.optimizer.parameters])
-    assert all(map(np.array_equal, *results))
-
-
 def rows_of(*values):
     return [(Tensor(np.full((4, 2), value) / 10, ms.float32),) for value in values]
 

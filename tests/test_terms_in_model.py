@@ -39,25 +39,6 @@ def step_of(network, loss_fn=None, size=3, weight=terms.WEIGHT, lr=1.0, coeffici
     )
 
 
-class Watch(Callback):
-    """Keeps the losses, and the terms of each window."""
-
-    def __init__(self, step):
-        self.step, self.losses, self.terms, self.windows = step, [], [], 0
-
-    def on_train_step_end(self, run_context):
-        self.losses.append(float(run_context.original_args().net_outputs.asnumpy()))
-        if self.step.updates > self.windows:
-            self.windows = self.step.updates
-            self.terms.append(self.step.terms)
-
-
-def fit(step, epochs=1, *callbacks, **options):
-    watch = Watch(step)
-    Model(step).train(epochs, dataset(), callbacks=[FlushTail(), watch, *callbacks], dataset_sink_mode=False, **options)
-    return watch
-
-
 class StopAfter(Callback):
     """Requests a stop after this number of micro-batches."""
 

@@ -10,7 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from helpers import Slope, batches, cross_entropy, micro_batch, values
 from ms_accum import GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
 from ms_accum.network.state import state
-from reference import gradient_miss, miss
+from reference import miss
 from ways import Half
 
 
@@ -145,48 +145,6 @@ def test_accumulators_are_not_parameters_of_the_cells():
 
 
 # Random layers
-
-
-class Drop(nn.Cell):
-    """The sum of w * dropout(1): the gradient is the mask, divided by the share that is kept."""
-
-    SIZE = 64
-
-    def __init__(self):
-        super().__init__()
-        ms.set_seed(1)
-        self.w = Parameter(Tensor(np.zeros(self.SIZE), ms.float32), name="w")
-        self.dropout = nn.Dropout(p=0.5)
-        self.set_train()
-
-    def construct(self, x):
-        return ops.reduce_sum(self.dropout(x) * self.w)
-
-
-def drop():
-    network = Drop()
-    return network, ms.value_and_grad(network, None, ms.ParameterTuple([network.w]))
-
-
-ONES = Tensor(np.ones(Drop.SIZE), ms.float32)
-CALLS = 4
-
-
-def separate_masks(calls):
-    _, grad_fn = drop()
-
-    @ms.jit
-    def forward_backward(x):
-        return grad_fn(x)[1]
-
-    return [forward_backward(ONES)[0].asnumpy() for _ in range(calls)]
-
-
-def test_dropout_in_the_driver():
-    network = Drop()
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
-    model.train_process(1, [ONES] * CALLS, 2, report=(), ckpt_path=None)
-    assert gradient_miss([-network.w.asnumpy()], [sum(separate_masks(CALLS))]) <= 1
 
 
 @pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE])

@@ -16,17 +16,6 @@ from ways import Half, Root, Trained
 DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).randint(-4, 5, (14, 2))]
 
 
-def trained(way, ema, window=2, data=DATA, network=None, **options):
-    """Train window by window; return the weights after each update, and the average."""
-    run = Trained(way, network or Slope(2), window, lr=0.25, ema=ema, **options)
-    seen = []
-    for first in range(0, len(data), window):
-        before = run.updates
-        run.train(data[first : first + window])
-        seen += [run.weights] * (run.updates - before)
-    return seen, ema.state["of.w"].asnumpy()
-
-
 @pytest.mark.parametrize("name", ["decay", "warm_up"])
 def test_settings_can_not_be_changed(name):
     """Compiled graphs would ignore it."""

@@ -32,10 +32,6 @@ class Endless(nn.Cell):
         return ops.mean(ops.sum(x * self.w, 1)) + ops.max(ops.where(x == 99, Tensor(np.inf), Tensor(0.0)))[0]
 
 
-def weights(way, network, micro_batches, window, **options):
-    return Trained(way, network, window, **options).train(micro_batches).weights
-
-
 @pytest.mark.host
 def test_metrics_contain_bad_micro_batches_only_if_any(tmp_path):
     trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="skip_micro")

@@ -39,13 +39,6 @@ def check_close(result, expected):
     assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
 
 
-def alone(reduction, mini_steps, rows):
-    """Train one process with the data of all ranks."""
-    model = program.driver_of(program.network_of(), reduction=reduction, clip_norm=0.5)
-    records = program.train(model, program.all_data(rows), mini_steps)
-    return records, [parameter.asnumpy() for parameter in model._step.optimizer.get_parameters()]
-
-
 @pytest.mark.host
 def test_ranks_train_like_one_process(at_end):
     result = same(at_end, "mean 3")

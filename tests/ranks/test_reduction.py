@@ -48,12 +48,6 @@ def test_all_ranks_skip_an_overflow_in_one_part(in_step):
             assert fits[2] == rank["narrow"]["plain"][1][2] != [0.0] * 4
 
 
-def test_resumed_run_in_step_is_byte_identical(in_step):
-    result = same(in_step, "resumed")
-    assert result["state"] == same(in_step, "zero 2")["state"]
-    assert result["updates"] == 1  # it really was stopped
-
-
 def test_collectives_of_each_graph(in_step):
     """Collectives of a micro-batch, an update and a clear, outside of branches. The norm of parts needs one, too."""
     gradients, figures, norm = 1, 1, 1

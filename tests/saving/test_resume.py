@@ -40,13 +40,6 @@ from runs import (
 pytestmark = pytest.mark.host
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(mode):
-    """The result of a run with windows of 3."""
-    with running_in(mode):
-        return Run().train(numbers(), 3).left
-
-
 def with_statistics(features):
     """Return a network whose forwards change statistics and a counter."""
     ms.set_seed(1)
