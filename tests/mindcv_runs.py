@@ -18,17 +18,14 @@ import numpy as np
 from mindcv.optim import create_optimizer
 from mindcv.scheduler import create_scheduler
 from mindspore import Tensor, nn, ops
-from mindspore.dataset import GeneratorDataset
-from mindspore.train import Model
 
 from helpers import Recorder
-from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation
+from ms_accum import GradientAccumulation
 
 EPOCHS, WINDOW = 2, 3
 WINDOWS = ((5, 4, 3), (3, 5, 4), (7, 5))  # rows of micro-batches; the tail is shorter
 UPDATES = EPOCHS * len(WINDOWS)
 RATE = 0.01
-WAYS = ("driver", "model", "accumulator")
 
 DECAY = {"weight_decay": 0.05, "weight_decay_filter": "norm_and_bias"}  # groups, and `order_params`
 OPTIMIZERS = {
@@ -76,7 +73,7 @@ def windows():
 
 
 class Trained:
-    """A network and its optimizer, trained in one way, each time from the same state."""
+    """A network and its optimizer, trained by the driver or with large batches, each time from the same state."""
 
     def __init__(self, way, optimizer, options):
         random = np.random.RandomState(4)
@@ -107,31 +104,15 @@ class Trained:
     def values(self):
         return np.concatenate([parameter.asnumpy().ravel() for parameter in self.network.trainable_params()])
 
-    def step_that(self, uses):
-        def forward(x, y):
-            return self.loss_fn(self.network(x), y)
-
-        grad_fn = ms.value_and_grad(forward, None, self.optimizer.parameters)
-
-        def step(x, y):
-            loss, grads = grad_fn(x, y)
-            return ops.depend(loss, uses(grads, x.shape[0]))
-
-        return step
-
     def large_batch(self):
         """Plain MindSpore: each window is one batch."""
-        optimizer = self.optimizer
-
-        def update(grads, rows):
-            return optimizer(grads)
-
-        step = self.step_that(update)
+        with_loss = nn.WithLossCell(self.network, self.loss_fn)
+        grad_fn = ms.value_and_grad(with_loss, None, self.optimizer.parameters)
         batches = [tuple(map(np.concatenate, zip(*window))) for window in windows()]
 
         def train():
             for x, y in batches * EPOCHS:
-                step(Tensor(x), Tensor(y))
+                self.optimizer(grad_fn(Tensor(x), Tensor(y))[1])
 
         return train
 
@@ -140,41 +121,16 @@ class Trained:
         data = [tuple(map(Tensor, micro_batch)) for micro_batch in self.micro_batches]
         return lambda: system.train_process(EPOCHS, data, WINDOW, report=(self.recorder,), ckpt_path=None)
 
-    def model(self):
-        model = Model(AccumulatedTrainStep((self.network, self.loss_fn), self.optimizer, WINDOW))
-        data = GeneratorDataset(self.micro_batches, ["x", "y"], shuffle=False)
-        return lambda: model.train(EPOCHS, data, callbacks=FlushTail(), dataset_sink_mode=False)
-
-    def accumulator(self):
-        accumulator = Accumulator(self.optimizer, WINDOW, reduction="mean")
-        step = self.step_that(accumulator)
-
-        def train():
-            for _ in range(EPOCHS):
-                for x, y in self.micro_batches:
-                    step(Tensor(x), Tensor(y))
-                accumulator.flush()
-
-        return train
-
-
-def miss(actual, expected):
-    return float(np.abs(actual - expected).max() / np.abs(expected).max())
-
 
 def compare(optimizer, options, schedules):
-    """Print how far each way is from one large batch."""
-    large = Trained("large_batch", optimizer, options)
-    expected = {schedule: large.follow(schedule) for schedule in schedules}
-    for way in WAYS:
-        trained = Trained(way, optimizer, options)
-        for schedule in schedules:
-            moved, clock = trained.follow(schedule)
-            shown = [record.lr for record in trained.recorder.records]
-            facts = {"optimizer": optimizer, "layers": options is LAYERS, "schedule": schedule, "way": way}
-            facts |= {"miss": miss(moved, expected[schedule][0]), "clocks": [clock, expected[schedule][1]]}
-            facts |= {"shown": shown, "rates": rates_of(schedule) if schedule else None}
-            print(json.dumps(facts), flush=True)
+    """Print how far the driver is from one large batch."""
+    large, trained = (Trained(way, optimizer, options) for way in ("large_batch", "driver"))
+    for schedule in schedules:
+        (expected, expected_clock), (moved, clock) = large.follow(schedule), trained.follow(schedule)
+        facts = {"optimizer": optimizer, "schedule": schedule, "clocks": [clock, expected_clock]}
+        facts |= {"miss": float(np.abs(moved - expected).max() / np.abs(expected).max())}
+        facts |= {"shown": [record.lr for record in trained.recorder.records]}
+        print(json.dumps({**facts, "rates": rates_of(schedule) if schedule else None}), flush=True)
 
 
 def main():

@@ -19,23 +19,8 @@ def pairs(first, second):
     return list(zip(first, second))
 
 
-def window_gradient(gradients, weights=None, reduction="mean"):
-    """Return what the optimizer must see after micro-batches with these gradients, a list of arrays each."""
-    gradients = list(gradients)
-    weights = [1.0] * len(gradients) if weights is None or reduction == "sum" else list(weights)
-    total = [np.zeros(np.shape(array)) for array in gradients[0]]
-    for gradient, weight in pairs(gradients, weights):
-        total = [subtotal + weight * array for subtotal, array in pairs(total, float64(gradient))]
-    return total if reduction == "sum" else [subtotal / float(sum(weights)) for subtotal in total]
-
-
 def global_norm(gradients):
     return float(np.sqrt(sum(np.sum(array**2) for array in float64(gradients))))
-
-
-def clip(gradients, bound):
-    norm = global_norm(gradients)
-    return [array * (bound / norm if norm > bound else 1.0) for array in float64(gradients)]
 
 
 class Window(NamedTuple):

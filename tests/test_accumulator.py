@@ -110,6 +110,31 @@ def test_float16_parameters_get_float16_gradients():
     assert values(parameters)[0] == -1.5
 
 
+# State that changes between two windows
+
+
+class Step(nn.Cell):
+    """A train step as a Cell. (A `ms.jit` function does not see `set_data` once it ran, with branches or without.)"""
+
+    def __init__(self, accumulator):
+        super().__init__(auto_prefix=False)
+        self.accumulator = accumulator
+
+    def construct(self, gradient):
+        return self.accumulator((gradient,))
+
+
+@pytest.mark.graph
+def test_optimizer_state_set_between_windows_is_used():
+    parameters = make_parameters((1,))
+    optimizer = nn.Momentum(parameters, 1.0, 1.0)
+    step, gradient = Step(Accumulator(optimizer, 2)), Tensor([1.0], ms.float32)
+    step(gradient), step(gradient)
+    optimizer.moments[0].set_data(Tensor([10.0], ms.float32))
+    step(gradient), step(gradient)
+    assert values(parameters)[0].item() == -2 - (10 + 2)
+
+
 # Changing the window size
 
 

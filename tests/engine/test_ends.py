@@ -7,7 +7,7 @@ import pytest
 from mindspore import Tensor
 
 from ms_accum import split_batch, updates_per_epoch
-from ms_accum.engine.ends import planned, sizes_of
+from ms_accum.engine.ends import sizes_of
 from ms_accum.training.data import Position
 from ms_accum.training.windows import Windows
 from reference import windows
@@ -102,13 +102,6 @@ def test_split_batch_rejects_invalid_sizes():
         next(split_batch(np.zeros(4), 0))
     with pytest.raises(ValueError, match=r"'batch' must be tensors with the same number of rows, but got \[3, 4\]"):
         next(split_batch((np.zeros(4), np.zeros(3)), 2))
-
-
-@pytest.mark.parametrize("tail", TAILS)
-def test_planned_windows_of_changing_sizes_are_read(tail):
-    sizes = sizes_of("test", "mini_steps", {0: 1, 4: 3, 8: 2})
-    found, _ = read([np.array([number]) for number in range(7)], sizes=sizes, tail=tail, epochs=EPOCHS)
-    assert planned("test", 7, sizes, tail, EPOCHS) == len(found)
 
 
 def test_each_batch_that_is_split_is_a_window():
