@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 import struct
 import zipfile
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 PREFIX = {"train": "train", "test": "t10k"}
 SEPARATORS = {"dots": "."}
@@ -80,18 +78,6 @@ def fingerprints(folder: Path) -> dict[str, tuple[int, str]]:
             name = path.relative_to(folder).as_posix()
             result[name] = (len(content), hashlib.sha256(content).hexdigest())
     return result
-
-
-def real_mnist(folder: Path) -> Path:
-    """Return a folder with the real MNIST (unpacked into `folder` if need be), or skip the test."""
-    source = os.environ.get("MNIST_DATA")
-    if not source or not Path(source).exists():
-        pytest.skip("the environment variable MNIST_DATA names no zip or folder with MNIST")
-    if Path(source).is_dir():
-        return Path(source)
-    with zipfile.ZipFile(source) as archive:
-        archive.extractall(folder)
-    return folder
 
 
 def rows_of(dataset):

@@ -18,7 +18,6 @@ from ms_accum import (
     ZeroOptimizer,
     replace_dropout,
 )
-from ms_accum.ranks import agreement
 from reference import digest
 
 
@@ -92,15 +91,6 @@ def masks(group, seed=1):
     return drawn
 
 
-def masks_of_one_seed(group):
-    """The mutant: all ranks use the same seed."""
-    offset = agreement.offset_seeds_by_rank
-    agreement.offset_seeds_by_rank = lambda networks, rank: None
-    drawn = masks(group)
-    agreement.offset_seeds_by_rank = offset
-    return drawn
-
-
 def counted_masks(group):
     """What a layer with a counter draws, and its counter, twice from the same start."""
     drawn = []
@@ -118,6 +108,5 @@ def run_scenarios(group):
         "backbones": on_host(backbones, group),
         "may differ": on_host(may_differ, group),
         "masks": on_host(masks, group),
-        "masks of one seed": on_host(masks_of_one_seed, group),
         "counted masks": on_host(counted_masks, group),
     }

@@ -67,7 +67,6 @@ def gathered(group):
 def run_scenarios(group):
     return {
         "trained": ranks.on_host(trained_by, group),
-        "in step": ranks.on_host(trained_by, group, sync_every_micro_batch=True),
         "zero": ranks.on_host(trained_by, group, zero=True, sync_every_micro_batch=True),
         "another number": ranks.on_host(another_number, group),
         "gathered": gathered(group),

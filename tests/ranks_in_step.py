@@ -5,34 +5,26 @@ Run by tests/ranks_job.py, as tests/ranks.py.
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from itertools import combinations
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 
 import ranks
-from helpers import compiled_step, cross_entropy
+from helpers import cross_entropy
 from ms_accum import (
-    Accumulator,
-    Checkpointer,
     GradientAccumulation,
-    Stopped,
     TrainClear,
     TrainForwardBackward,
     TrainOptim,
     ZeroOptimizer,
-    total,
 )
 from ms_accum.engine.config import checked, resolve
 from ms_accum.engine.window import Window
 from ms_accum.ranks import agreement, reduction
 from reference import digest
 
-N = ranks.N
 IN_STEP = {"sync_every_micro_batch": True}
 IGNORED = -100
 
@@ -60,34 +52,27 @@ def trained(group, zero, **options):
     return {"state": ranks.complete_state_of(model), "records": records}
 
 
-def graphs(group, zero, in_step):
-    """The Cells by themselves: what each sends, what the accumulators hold."""
+def graphs(group):
+    """The Cells by themselves, with ZeRO-2: what each sends, and what the accumulators hold."""
     network = ranks.network_of()
-    optimizer = ranks.momentum_of(network, zero)
-    like = optimizer.inner.parameters if zero and in_step else optimizer.parameters
-    grad_sum = like.clone(prefix="grad_sum", init="zeros")
+    optimizer = ranks.momentum_of(network, True)
+    grad_sum = optimizer.inner.parameters.clone(prefix="grad_sum", init="zeros")
     loss = nn.WithLossCell(network, cross_entropy())
-    options = checked("graphs", {"sync_every_micro_batch": in_step})
-    config = resolve("graphs", optimizer, loss, options, weighted=False)
+    options = checked("graphs", {"sync_every_micro_batch": True})
+    config = resolve("graphs", optimizer, loss, options, divides=False)
     window = Window(config, grad_sum)
     forward_backward = TrainForwardBackward(loss, optimizer, window)
     update, clear = TrainOptim(optimizer, window), TrainClear(window)
-    before, observed = digest(optimizer.parameters), []
-    for micro_batch in ranks.even_data(group)[:2]:
-        forward_backward(*micro_batch)
-        observed.append([digest(optimizer.parameters) == before, digest(grad_sum)])
-    updated, norm = update()
+    forward_backward(*ranks.even_data(group)[0])
+    held = digest(grad_sum)
+    updated, _ = update()
     clear()
-    emptied = digest(grad_sum) == digest([total * 0 for total in grad_sum])
     return {
         "operators": [ranks.operators_of(cell) for cell in (forward_backward, update, clear)],
         "unordered": [unordered(cell) for cell in (forward_backward, update)],
-        "held": observed,
+        "held": held,
         "elements": sum(total.size for total in grad_sum),
         "updated": bool(updated.asnumpy()),
-        "norm": float(norm.asnumpy()),
-        "emptied": emptied,
-        "moved": digest(optimizer.parameters) != before,
         "after": digest(optimizer.parameters),
     }
 
@@ -134,24 +119,6 @@ def narrow(group, zero, **options):
     return seen
 
 
-def stopped(group, folder):
-    stop = {"stop": lambda: True} if group.rank == 0 else {}
-    model = driver_of(True, **IN_STEP)
-    with contextlib.suppress(Stopped):
-        ranks.train(model, even(group), checkpointer=Checkpointer(folder, **stop))
-    return model
-
-
-def resumed(group):
-    """A run with sharded accumulators is stopped and resumed."""
-    folder = Path(sys.argv[1]) / "in step"
-    first = ranks.on_host(stopped, group, folder)
-    total([0], group)
-    model = driver_of(True, **IN_STEP)
-    ranks.train(model, even(group), checkpointer=Checkpointer(folder, resume="auto"))
-    return {"state": ranks.complete_state_of(model), "updates": first.updates}
-
-
 def passed_over(group, **options):
     """The first micro-batch of the last rank counts for nothing; every loss of it is 0/0."""
     data = [
@@ -161,50 +128,6 @@ def passed_over(group, **options):
     model = driver_of(zero=False, **options)
     records = ranks.train(model, data)
     return {"state": ranks.complete_state_of(model), "records": records}
-
-
-def bad_on_one(group, zero):
-    """The last rank sees NaN in its first window: all skip it."""
-    data = even(group)
-    if group.rank == group.size - 1:
-        data[0] = (Tensor(np.full(data[0][0].shape, np.nan, np.float32)), data[0][1])
-    model = driver_of(zero, **IN_STEP)
-    ranks.train(model, data, epochs=1)
-    return {"counts": [model.updates, model.skipped], "state": ranks.complete_state_of(model)}
-
-
-def misused(group):
-    """What is done at the wrong moment, or with another network, by all ranks."""
-    x, y = ranks.even_data(group)[0]
-    network = ranks.network_of()
-    model = ranks.driver_of(network, tail="carry")
-    ranks.train(model, [(x, y)], epochs=1)  # a window that is open
-    accumulator = Accumulator(ranks.momentum_of(network, True), 2, reduction="mean", network=network)
-    compiled_step(network, cross_entropy(), accumulator, accumulator.optimizer)(x, y)
-    other = ranks.network_of(features=7)
-    runs_again = {"weight": {"ce": "rows"}, "nonfinite": "skip_micro", "sync_every_micro_batch": True}
-    tries = (
-        lambda: ranks.train(model, [(x, y)], 2),
-        lambda: setattr(accumulator, "accumulate_step", 3),
-        lambda: accumulator(tuple(parameter * 1 for parameter in other.trainable_params())),
-        lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(other, False)),
-        lambda: TrainOptim(ranks.momentum_of(network, False), other.trainable_params()),
-        lambda: GradientAccumulation(network, cross_entropy(), ranks.momentum_of(network, False), **runs_again),
-    )
-    messages = []
-    for attempt in tries:
-        try:
-            attempt()
-        except (RuntimeError, ValueError) as error:
-            messages.append(str(error))
-    for system in (model, accumulator):  # twice is once
-        system.clear()
-        system.clear()
-    return {
-        "said": messages,
-        "held": [model.micro_batches, int(accumulator.micro_batches)],
-        "flushed": accumulator.flush(),
-    }
 
 
 def sent(group):
@@ -241,29 +164,15 @@ def scattered(group):
     return seen
 
 
-def in_pieces(group):
-    """Every parameter a piece of its own."""
-    most, reduction._PIECE = reduction._PIECE, 8
-    seen = [ranks.on_host(trained, group, False), ranks.on_host(trained, group, False, **IN_STEP)]
-    reduction._PIECE = most
-    return seen
-
-
 def run_scenarios(group):
     on_host = ranks.on_host
     kinds = {"plain": (False, {}), "in step": (False, IN_STEP), "zero 1": (True, {}), "zero 2": (True, IN_STEP)}
     return {
         "plain": on_host(trained, group, False),
-        "in step": on_host(trained, group, False, **IN_STEP),
-        "zero 1": on_host(trained, group, True),
         "zero 2": on_host(trained, group, True, **IN_STEP),
-        "graphs": {"zero 2": graphs(group, True, True)},
+        "graphs": graphs(group),
         "passed over": [on_host(passed_over, group), on_host(passed_over, group, **IN_STEP)],
-        "bad": [on_host(bad_on_one, group, True)],
         "narrow": {name: on_host(narrow, group, zero, **options) for name, (zero, options) in kinds.items()},
-        "resumed": on_host(resumed, group),
         "scattered": on_host(scattered, group),
-        "misused": on_host(misused, group),
         "sent": sent(group),
-        "pieces": in_pieces(group),
     }

@@ -5,14 +5,11 @@ Run by tests/ranks_job.py.
 
 from __future__ import annotations
 
-import numpy as np
 from mindspore import nn
-from mindspore.dataset import GeneratorDataset
-from mindspore.train import Callback, Model
 
 import ranks
 import several_terms
-from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation, Terms, ZeroOptimizer
+from ms_accum import GradientAccumulation, Terms
 from ms_accum.training import shares
 from reference import digest
 
@@ -24,27 +21,14 @@ def data_of(rank):
     return several_terms.data_of((4, 5 - rank, 2 + rank), seed=rank, masked=[0] if rank == 1 else [])
 
 
-def spoiled(rank):
-    """The same, but the first one of rank 0 is not finite."""
-    data = data_of(rank)
-    return [(np.full_like(data[0][0], np.inf), data[0][1]), *data[1:]] if rank == 0 else data
-
-
-def trained_by(group, data=data_of, weight=several_terms.WEIGHT, loss_fn=None, zero=False, **options):
+def trained_by(group, data, weight, loss_fn):
     network = several_terms.Net()
-    trained = network.trainable_params()
-    optimizer = ZeroOptimizer(lambda parameters: nn.SGD(parameters, 1.0), trained) if zero else nn.SGD(trained, 1.0)
-    coefficients = {name: value for name, value in several_terms.COEFFICIENTS.items() if name in weight}
-    model = GradientAccumulation(
-        network, loss_fn or several_terms.Loss(), optimizer, weight=weight, coefficients=coefficients, **options
-    )
-    records = ranks.train(model, data(group.rank), N, epochs=1)
+    model = GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 1.0), weight=weight)
+    records = ranks.train(model, data, N, epochs=1)
     return {
-        "parameters": [parameter.asnumpy().tolist() for parameter in trained],
-        "digest": digest(trained),
+        "digest": digest(network.trainable_params()),
         "losses": [record.loss for record in records],
         "terms": [dict(record.terms) for record in records],
-        "left out": model.left_out,
         "counts": [model.updates, model.skipped],
     }
 
@@ -54,7 +38,7 @@ def nothing_counts(group):
     masked = [0, 1, 2, 3] if group.rank == 0 else [2, 3]
     data = several_terms.data_of((2, 3, 2, 2, 3, 1), seed=group.rank, masked=masked)
     weight = {"ce": several_terms.WEIGHT["ce"]}
-    return trained_by(group, lambda rank: data, weight, OnlyTokens())
+    return trained_by(group, data, weight, OnlyTokens())
 
 
 class OnlyTokens(several_terms.Loss):
@@ -70,33 +54,6 @@ def factors(group):
     return [values.asnumpy().tolist() for values, _ in found]
 
 
-def in_model(group):
-    """The same in a step of MindSpore's `Model`."""
-    network = several_terms.Net()
-    optimizer = nn.SGD(network.trainable_params(), 1.0)
-    options = {"weight": several_terms.WEIGHT, "coefficients": several_terms.COEFFICIENTS, "check": "off"}
-    step = AccumulatedTrainStep((network, several_terms.Loss()), optimizer, N, **options)
-    watch = _Watch(step)
-    data = GeneratorDataset(data_of(group.rank), ["x", "y"], shuffle=False)
-    Model(step).train(1, data, callbacks=[FlushTail(), watch], dataset_sink_mode=False)
-    return {
-        "parameters": [parameter.asnumpy().tolist() for parameter in network.trainable_params()],
-        "digest": digest(network.trainable_params()),
-        "losses": watch.losses,
-        "terms": watch.terms,
-    }
-
-
-class _Watch(Callback):
-    def __init__(self, step):
-        self.step, self.losses, self.terms = step, [], []
-
-    def on_train_step_end(self, run_context):
-        if self.step.updates > len(self.terms):
-            self.losses.append(float(run_context.original_args().net_outputs.asnumpy()))
-            self.terms.append(self.step.terms)
-
-
 def exchanges(group):
     """How many numbers the host gathers in a run of two windows: once for each, and once when all data are over."""
     counted, gather = [], shares.gather_numbers
@@ -107,21 +64,26 @@ def exchanges(group):
 
     shares.gather_numbers = count
     try:
-        trained_by(group)
+        trained_by(group, data_of(group.rank), several_terms.WEIGHT, several_terms.Loss())
     finally:
         shares.gather_numbers = gather
     return counted
 
 
+def refused(group):
+    """The others of a window would run again, and be summed again, on one rank alone."""
+    network = several_terms.Net()
+    options = {"weight": several_terms.WEIGHT, "nonfinite": "skip_micro", "sync_every_micro_batch": True}
+    try:
+        GradientAccumulation(network, several_terms.Loss(), nn.SGD(network.trainable_params(), 1.0), **options)
+    except ValueError as error:
+        return str(error)
+
+
 def run_scenarios(group):
-    every = {"sync_every_micro_batch": True}
     return {
-        "trained": ranks.on_host(trained_by, group),
-        "in step": ranks.on_host(trained_by, group, **every),
-        "in model": ranks.on_host(in_model, group),
-        "zero 2": ranks.on_host(trained_by, group, zero=True, **every),
-        "left out": ranks.on_host(trained_by, group, spoiled, nonfinite="skip_micro"),
         "nothing counts": ranks.on_host(nothing_counts, group),
         "factors": ranks.on_host(factors, group),
+        "refused": ranks.on_host(refused, group),
         "exchanges": ranks.on_host(exchanges, group),
     }

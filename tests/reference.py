@@ -19,23 +19,8 @@ def pairs(first, second):
     return list(zip(first, second))
 
 
-def window_gradient(gradients, weights=None, reduction="mean"):
-    """Return what the optimizer must see after micro-batches with these gradients, a list of arrays each."""
-    gradients = list(gradients)
-    weights = [1.0] * len(gradients) if weights is None or reduction == "sum" else list(weights)
-    total = [np.zeros(np.shape(array)) for array in gradients[0]]
-    for gradient, weight in pairs(gradients, weights):
-        total = [subtotal + weight * array for subtotal, array in pairs(total, float64(gradient))]
-    return total if reduction == "sum" else [subtotal / float(sum(weights)) for subtotal in total]
-
-
 def global_norm(gradients):
     return float(np.sqrt(sum(np.sum(array**2) for array in float64(gradients))))
-
-
-def clip(gradients, bound):
-    norm = global_norm(gradients)
-    return [array * (bound / norm if norm > bound else 1.0) for array in float64(gradients)]
 
 
 class Window(NamedTuple):
@@ -130,40 +115,3 @@ def adam(w, g, state, t, lr, decay=0.0, betas=(0.9, 0.999), eps=1e-8):
     """As the kernel computes it: the correction of the bias is in the rate, and `eps` is not corrected."""
     m, v = _moments(g + decay * w, state, *betas)
     return w - lr * np.sqrt(1 - betas[1] ** t) / (1 - betas[0] ** t) * m / (np.sqrt(v) + eps)
-
-
-def adam_corrected(w, g, state, t, lr, decay=0.0, betas=(0.9, 0.999), eps=1e-8):
-    """As `mint.optim` has it: both moments are corrected before `eps` is added."""
-    m, v = _moments(g + decay * w, state, *betas)
-    return w - lr * (m / (1 - betas[0] ** t)) / (np.sqrt(v / (1 - betas[1] ** t)) + eps)
-
-
-def adam_weight_decay(w, g, state, t, lr, decay=0.0, betas=(0.9, 0.999), eps=1e-6):
-    m, v = _moments(g, state, *betas)
-    return w - lr * (m / (np.sqrt(v) + eps) + decay * w)
-
-
-def rmsprop(w, g, state, t, lr, decay=0.0, rho=0.9, momentum=0.0, eps=1e-10):
-    g = g + decay * w
-    state["s"] = rho * state.get("s", 1.0) + (1 - rho) * g**2
-    state["m"] = momentum * state.get("m", 0.0) + lr / np.sqrt(state["s"] + eps) * g
-    return w - state["m"]
-
-
-def adagrad(w, g, state, t, lr, decay=0.0, start=0.1):
-    g = g + decay * w
-    state["s"] = state.get("s", start) + g**2
-    return w - lr * g / np.sqrt(state["s"])
-
-
-def train(update, weights, gradients, lr, decay=0.0, **options):
-    """Return the weights after one update for each of `gradients`; `lr` is a number or one a update."""
-    weights, states = float64(weights), [{} for _ in weights]
-    gradients = list(gradients)
-    rates = [lr] * len(gradients) if np.isscalar(lr) else lr
-    for t, (gradient, rate) in enumerate(pairs(gradients, rates), start=1):
-        weights = [
-            update(w, g, state, t, rate, decay, **options)
-            for (w, g), state in zip(pairs(weights, float64(gradient)), states)
-        ]
-    return weights

@@ -243,10 +243,11 @@ class Simulator:
             self._update(gradient, lr)
         self.skipped += not updated
         overflow = self._rescale(gradient is not None, updated, total / weights if weights else float("nan"))
-        bad = tuple(
-            number - len(self.open) + at
-            for at, each in enumerate(self.open, 1)
-            if each.weight and (each.left_out or not np.isfinite(each.loss))
+        ranks = self.settings.ranks
+        bad = tuple(  # of rank 0, which reports
+            at // ranks + 1
+            for at, each in enumerate(self.open, number - len(self.open))
+            if at % ranks == 0 and each.weight and (each.left_out or not np.isfinite(each.loss))
         )
         samples = sum(each.rows for each in self.open if each.weight)
         if self.waits:

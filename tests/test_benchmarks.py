@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import textwrap
@@ -18,7 +16,6 @@ from benchmarks.contenders import ENTRIES, OURS, available, check_same_size, sta
 from benchmarks.environments import python
 from benchmarks.process import Contender, ContenderError
 from benchmarks.results import code, machine, save
-from benchmarks.runner import show
 
 ROOT = Path(__file__).resolve().parents[1]
 PROTOCOL = f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks' / 'programs')!r})\nfrom protocol import serve\n"
@@ -135,18 +132,6 @@ def test_contender_answers_and_exits(contender):
     assert is_gone(pid)
 
 
-def test_contender_exits_after_error_in_caller(contender):
-    with pytest.raises(ZeroDivisionError), contender(echo()) as running:
-        raise ZeroDivisionError
-    assert is_gone(running._process.pid)
-
-
-def test_library_output_is_not_taken_for_answer(contender):
-    source = PROTOCOL + "def build():\n    print('noise')\n    return {}, lambda: {'x': 1}\nserve(build)\n"
-    with contender(source) as running:
-        assert running.ask() == {"x": 1}
-
-
 @pytest.mark.parametrize(
     ("source", "limit", "words"),
     [
@@ -163,28 +148,6 @@ def test_program_that_fails_to_start_raises_error(contender, source, limit, word
     with pytest.raises(ContenderError, match="(?s)" + words.replace("(?s)", "")), running:
         pass
     assert is_gone(running._process.pid)
-
-
-@pytest.mark.parametrize(
-    ("answer", "limit", "words"),
-    [
-        ("1 / 0", 30, "died.*ZeroDivisionError"),
-        ("__import__('time').sleep(60)", 2, "no answer within"),
-        ("[]", 30, "no answer"),
-    ],
-)
-def test_program_that_fails_during_request_raises_error(contender, answer, limit, words):
-    with contender(echo(answer=answer), limit=limit) as running, pytest.raises(ContenderError, match="(?s)" + words):
-        running.ask(window=1)
-
-
-def test_request_to_killed_contender_raises_error(contender):
-    with contender(echo()) as running:
-        os.kill(running._process.pid, signal.SIGKILL)
-        while not is_gone(running._process.pid):
-            time.sleep(0.01)
-        with pytest.raises(ContenderError, match="died"):
-            running.ask(window=1)
 
 
 def test_contender_ends_when_parent_is_killed(contender, tmp_path):
@@ -217,8 +180,3 @@ def test_saved_record_contains_machine(tmp_path):
     assert record["rows"] == [{"ms": 1.5}]
     assert record["machine"] == machine() and record["code"] == code()
     assert record["machine"]["cores"] >= 1
-
-
-def test_table_is_aligned(capsys):
-    show([{"name": "a", "ms": 1.234, "of": None}, {"name": "long", "ms": 10.0}], "name ms:.1f of:d")
-    assert capsys.readouterr().out == "name    ms  of\n----  ----  --\na      1.2   -\nlong  10.0   -\n"

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
 
 import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
-from mindspore.experimental import optim
 
 from helpers import (
-    Recorder,
     Slope,
     batches,
     cross_entropy,
-    forward_of,
-    joined,
     micro_batch,
     run,
     seen_gradient,
@@ -25,9 +20,9 @@ from helpers import (
     values,
 )
 from model_zoo import create_dataset
-from ms_accum import Checkpointer, GradientAccumulation, Stopped, evaluate
+from ms_accum import Checkpointer, GradientAccumulation, evaluate
 from ms_accum.training.runners import ByCalls, ByLoops
-from reference import digest, miss
+from reference import digest
 
 pytestmark = pytest.mark.host
 
@@ -43,54 +38,19 @@ def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
 # Tails
 
 
-def test_open_window_is_carried_to_next_call():
-    model = slope_driver(tail="carry")
-    run(model, [micro_batch(1)] * 3, 2)
-    assert (model.updates, model.micro_batches, model.updated) == (1, 1, True)
-    recorder = run(model, [micro_batch(4)] * 2, 2)
-    assert [(record.step, record.loss, record.samples) for record in recorder.records] == [(1, -2.5, 2)]
-    assert (model.updates, model.micro_batches) == (2, 1)
-    assert seen_gradient(model) == [1 + 2.5]
-    assert model.flush() is True
-    assert seen_gradient(model) == [1 + 2.5 + 4]
-    assert (model.updates, model.micro_batches, model.updated) == (3, 0, True)
-
-
 WAITING = "1 micro-batch of an earlier call that tail='carry' left over. Call 'flush\\(\\)' or 'clear\\(\\)' first"
 
 
-def test_window_size_change_inside_carried_window_is_rejected():
+@pytest.mark.parametrize("size", [{"mini_steps": 3}, {"micro_batch_size": 1}], ids=str)
+def test_window_size_change_inside_carried_window_is_rejected(size):
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1)] * 3, 2)
     with pytest.raises(RuntimeError, match=f"size of windows can't change while one holds {WAITING}"):
-        run(model, [micro_batch(1)] * 3, 3)
+        run(model, [micro_batch(1)] * 3, **size)
     assert model.micro_batches == 1
     model.clear()
-    run(model, [micro_batch(1)] * 3, 3)
-    assert (model.updates, model.micro_batches) == (2, 0)
-
-
-# Changing the window size
-
-
-@pytest.mark.graph
-def test_window_size_change_between_runs_does_not_recompile(compiles):
-    model = slope_driver()
-    run(model, [micro_batch(1)] * 2, 2)
-    compiled_so_far = len(compiles)
-    assert compiled_so_far
-    for window in (3, 4, 8):
-        run(model, [micro_batch(1)] * window, window)
-    assert len(compiles) == compiled_so_far
-    assert (model.updates, seen_gradient(model)) == (4, [4.0])
-
-
-@pytest.mark.parametrize("first", [1, 2])
-def test_window_size_changes_from_and_to_1(first):
-    model = slope_driver()
-    for window in (first, 3 - first, first):
-        run(model, [micro_batch(1), micro_batch(3)], window)
-    assert seen_gradient(model) == [{1: 4 + 2 + 4, 2: 2 + 4 + 2}[first]]
+    run(model, [micro_batch(1)] * 3, **size)
+    assert model.micro_batches == 0
 
 
 # Weights
@@ -100,49 +60,17 @@ def first_value(x):
     return x[0, 0]
 
 
-def tokens(x, y):
-    return (y >= 0).sum()
-
-
-def test_masked_tokens_have_no_weight(rng):
-    loss_fn = nn.CrossEntropyLoss(ignore_index=-1)
-    network, optimizer, model = linear_driver(loss_fn, weight=tokens)
-    window = batches(rng, [4, 4, 4])
-    labels = [label.asnumpy() for _, label in window]
-    labels[0][:3], labels[1][:] = -1, -1  # the second micro-batch has no token at all: its loss is 0/0
-    window = [(image, Tensor(label)) for (image, _), label in zip(window, labels)]
-    start = values(optimizer.parameters)
-    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, optimizer.parameters)
-    loss, expected = grad_fn(*joined([window[0], window[2]]))
-    recorder = run(model, window, 3)
-    seen = [before - after for before, after in zip(start, values(optimizer.parameters))]
-    assert miss(seen, values(expected), 1e-5, 1e-6) <= 1
-    assert recorder.records[0].loss == pytest.approx(float(loss.asnumpy()), abs=1e-6)
-    assert (recorder.records[0].samples, model.skipped) == (8, 0)
-
-
-@pytest.mark.parametrize("window", [1, 2])
-def test_micro_batch_of_weight_0_is_not_run(window):
+def test_micro_batch_of_weight_0_is_not_run():
     model = slope_driver(weight=first_value)
-    poison = (Tensor(np.array([[0.0], [np.nan]], np.float32)),)
-    recorder = run(model, [poison, micro_batch(2)], window)
+    run(model, [(Tensor(np.array([[0.0], [np.nan]], np.float32)),), micro_batch(2)], 2)
     assert seen_gradient(model) == [2.0]
-    assert recorder.records[-1].loss == 0.0
 
 
-@pytest.mark.parametrize("window", [1, 2])
-def test_many_windows_of_weight_0_do_not_end_run(window):
-    model = slope_driver(weight=first_value)
-    run(model, [micro_batch(0)] * (12 * window) + [micro_batch(3)] * window, window)
-    assert (model.skipped, model.updates) == (12, 1)
-
-
-@pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("answer", [-1.0, float("nan"), float("inf")])
-def test_negative_or_nonfinite_weight_is_rejected(answer, window):
+def test_negative_or_nonfinite_weight_is_rejected(answer):
     model = slope_driver(weight=lambda x: answer)
     with pytest.raises(ValueError, match="'weight' must be a function that returns a finite number >= 0, but got"):
-        run(model, [micro_batch(1)] * 2, window)
+        run(model, [micro_batch(1)] * 2, 2)
 
 
 # Losses
@@ -161,50 +89,7 @@ def test_loss_with_mismatched_reduction_is_rejected(loss, reduction, match):
         linear_driver(loss, reduction=reduction)
 
 
-def squared(output, label):
-    return ops.mean((output - label) ** 2)
-
-
-def test_loss_can_be_function(rng):
-    network = nn.Dense(2, 1)
-    model = GradientAccumulation(network, squared, nn.SGD(network.trainable_params(), 0.1))
-    x, y = Tensor(rng.randn(4, 2).astype(np.float32)), Tensor(rng.randn(4, 1).astype(np.float32))
-    losses = [record.loss for record in run(model, [(x, y)] * 8, 2).records]
-    assert losses == sorted(losses, reverse=True)
-
-
-class Ratio(nn.Cell):
-    """A network that returns its loss itself, from three columns."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = Parameter(Tensor([0.0], ms.float32), name="w")
-
-    def construct(self, x, y, z):
-        return ops.mean(self.w * x * y / z)
-
-
-@pytest.mark.parametrize("window", [1, 2])
-def test_network_with_own_loss_accepts_any_columns(window):
-    network = Ratio()
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0))
-    columns = tuple(np.full(4, value, np.float32) for value in (3.0, 4.0, 6.0))
-    run(model, [columns] * 2, window)
-    assert values([network.w]) == [-2.0 * 2 / window]
-
-
 # Records
-
-
-def test_reporters_are_closed_after_error():
-    def broken():
-        yield micro_batch(1)
-        raise OSError("the disk is gone")
-
-    recorder = Recorder()
-    with pytest.raises(OSError, match="the disk is gone"):
-        slope_driver().train_process(1, broken(), 2, report=(recorder,), ckpt_path=None)
-    assert recorder.closed
 
 
 def test_default_report_prints_lines_without_terminal(capsys):
@@ -215,16 +100,6 @@ def test_default_report_prints_lines_without_terminal(capsys):
 
 
 # Datasets
-
-
-def test_mindspore_datasets():
-    data = create_dataset(batch_size=500)
-    flat = nn.SequentialCell(nn.Flatten(), nn.Dense(32 * 32, 10))
-    model = GradientAccumulation(flat, nn.CrossEntropyLoss(), nn.SGD(flat.trainable_params(), 0.01))
-    recorder = run(model, data, 2, epochs=2)
-    assert [record.samples for record in recorder.records] == [1000, 437] * 2
-    assert recorder.planned == 4
-    assert recorder.records[-1].loss < recorder.records[0].loss
 
 
 def test_each_epoch_is_shuffled_differently():
@@ -239,19 +114,6 @@ def test_each_epoch_is_shuffled_differently():
     assert [record.samples for record in seen] == [400, 400, 400, 237] * 2
     norms = [record.grad_norm for record in seen]
     assert not set(norms[:3]) & set(norms[4:7])
-
-
-def test_arrays_and_single_columns():
-    model = slope_driver()
-    run(model, [np.ones((2, 1), np.float32), [np.full((2, 1), 3, np.float32)]], 2)
-    assert seen_gradient(model) == [2.0]
-
-
-def test_generator_is_accepted_for_one_epoch():
-    model = slope_driver()
-    recorder = run(model, (micro_batch(value) for value in (1, 2, 3)), 2)
-    assert recorder.planned is None
-    assert seen_gradient(model) == [4.5]
 
 
 def test_exhausted_generator_is_rejected():
@@ -274,18 +136,6 @@ def test_window_longer_than_epoch_is_rejected_with_tail_drop():
 def test_window_longer_than_generator_raises_error_with_tail_drop():
     with pytest.raises(RuntimeError, match="no window was filled in the whole run"):
         run(slope_driver(tail="drop"), iter([micro_batch(1)] * 3), 7)
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("window", [1, 2, 4])
-def test_loss_scale_times_weight_does_not_overflow_float16(window):
-    """Rows times loss scale must not enter the backward pass: 8192 rows times 2**14 are no float16."""
-    network = Slope(dtype=ms.float16)
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0, loss_scale=2.0**14))
-    rows = (Tensor(np.ones((8192, 1)), ms.float16),)
-    run(model, [rows] * window, window)
-    assert (model.skipped, model.updates) == (0, 1)
-    assert values([network.w])[0] == [-1.0]
 
 
 class InHalf(nn.Cell):
@@ -348,16 +198,6 @@ def test_frozen_parameter_is_rejected():
         GradientAccumulation(network, nn.MSELoss(), optimizer)
 
 
-@pytest.mark.host
-def test_rejected_micro_batch_discards_window():
-    model = slope_driver(tail="carry")
-    with pytest.raises(ValueError, match="one that yields 1 column, which the network takes"):
-        run(model, [micro_batch(1), (Tensor(np.ones((1, 1)), ms.float32), Tensor([1.0]))], 2)
-    assert model.micro_batches == 0 and model.updates == 0
-    run(model, [micro_batch(3)] * 2, 2)
-    assert seen_gradient(model) == [3]
-
-
 @pytest.mark.graph
 @pytest.mark.parametrize("window", [1, 2])
 def test_failed_micro_batch_discards_window(window):
@@ -376,33 +216,6 @@ def test_failed_first_micro_batch_leaves_no_weight():
         run(model, [(Tensor([1.0]),)], 2)
     run(model, [micro_batch(3)] * 2, 2)
     assert seen_gradient(model) == [3]
-
-
-@pytest.mark.parametrize("options", [{"weight": Tensor([0.2, 3.0], ms.float32)}, {"ignore_index": 1}], ids=str)
-def test_weights_follow_divisor_of_loss(rng, options):
-    """Class weights and ignored labels: 6 rows at once are 2 + 4 rows."""
-    rows, labels = rng.randn(6, 3).astype(np.float32), np.array([0, 1, 1, 0, 0, 1], np.int32)
-    results = []
-    for cuts in ([0, 6], [0, 2, 6]):
-        ms.set_seed(1)
-        network = nn.Dense(3, 2)
-        optimizer = nn.SGD(network.trainable_params(), 1.0)
-        model = GradientAccumulation(network, nn.CrossEntropyLoss(**options), optimizer)
-        data = [(rows[start:end], labels[start:end]) for start, end in zip(cuts, cuts[1:])]
-        run(model, data, len(data))
-        results.append(values(optimizer.parameters))
-    assert miss(*results, 1e-5, 1e-6) <= 1
-
-
-@pytest.mark.host
-def test_change_to_complete_batches_inside_window_is_rejected():
-    model = slope_driver(tail="carry")
-    run(model, [micro_batch(1.0)], 3)
-    with pytest.raises(RuntimeError, match=f"size of windows can't change while one holds {WAITING}"):
-        run(model, [micro_batch(2.0, rows=2)], micro_batch_size=1)
-    assert model.micro_batches == 1
-    run(model, [micro_batch(2.0)] * 2, 3)
-    assert seen_gradient(model) == pytest.approx(5 / 3)
 
 
 @pytest.mark.both
@@ -439,22 +252,17 @@ class Frozen(nn.Cell):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("keeps", [True, False])
-def test_subnetwork_in_evaluation_mode_stays_in_it(keeps, rng, monkeypatch):
-    if not keeps:
-        monkeypatch.setattr("ms_accum.training.run.start_training", lambda network, root: root.set_train())
+def test_subnetwork_in_evaluation_mode_stays_in_it(rng):
     network = Frozen()
     network.set_train()
     network.backbone.set_train(False)
-    mean = network.backbone[1].moving_mean
     model = GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.head.trainable_params(), 0.1))
     data = batches(rng, [8] * 4)
     for _ in range(2):
-        with nullcontext() if keeps else pytest.warns(UserWarning, match="BatchNorm layers"):
-            run(model, data, 2)
+        run(model, data, 2)
         evaluate(network, data)
-    assert np.any(mean.asnumpy()) == (not keeps)
-    assert [network.training, network.backbone.training] == [True, not keeps]
+    assert not network.backbone[1].moving_mean.asnumpy().any()
+    assert [network.training, network.backbone.training] == [True, False]
 
 
 @pytest.mark.parametrize(("tail", "planned"), [("flush", 6), ("carry", 5), ("drop", 3)])
@@ -487,54 +295,11 @@ def test_run_with_states_is_rejected_while_micro_batches_of_an_earlier_call_wait
     assert (model.updates, model.micro_batches) == (2, 0)
 
 
-@pytest.mark.parametrize("read", [4, 5])
-def test_run_resumed_inside_a_window_repeats_it(tmp_path, read):
-    """Stopped in the tail, or in the next epoch: its records and its plan are those of a run that was not stopped."""
-    data, reads = [micro_batch(np.nan), *[micro_batch(1)] * 3], []
-
-    class Data:
-        def __len__(self):
-            return len(data)
-
-        def __iter__(self):
-            for number, columns in enumerate(data):
-                reads.append(number)
-                yield columns
-
-    def train(**options):
-        recorder, model = Recorder(), slope_driver(tail="carry", nonfinite="skip_micro")
-        with pytest.raises(Stopped) if "stop" in options else nullcontext():
-            options = {"report": recorder, "ckpt_path": None, "checkpointer": Checkpointer(tmp_path, **options)}
-            model.train_process(2, Data(), 3, **options)
-        return recorder, model
-
-    first, _ = train(stop=lambda: len(reads) == read)
-    second, model = train(resume="auto")
-    assert [record.bad for record in first.records + second.records] == [(1,), (1,)]  # by their numbers in the epoch
-    assert (first.planned, second.planned, model.updates, model.micro_batches) == (2, 1, 2, 2)
-
-
-def test_mean_loss_is_weighted_by_elements(rng):
-    """Sequences of 3 and 17 elements are one of 20."""
-    network = nn.Dense(1, 1, weight_init="zeros", bias_init="zeros")
-    x, y = (rng.rand(2, 20, 1).astype(np.float32) for _ in range(2))
-    parts = [(Tensor(x[:, rows]), Tensor(y[:, rows])) for rows in (slice(3), slice(3, 20))]
-    model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 1.0))
-    run(model, parts, 2)
-    expected = np.array([2 * (y * x).mean(), 2 * y.mean()])
-    actual = np.concatenate([parameter.asnumpy().ravel() for parameter in network.trainable_params()])
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
-    by_rows = np.array([(y[:, :3] * x[:, :3]).mean() + (y[:, 3:] * x[:, 3:]).mean(), y[:, :3].mean() + y[:, 3:].mean()])
-    assert np.abs(by_rows / expected - 1).max() > 1e-2
-
-
 # Runs that fail
 
 
-@pytest.mark.graph
-@pytest.mark.parametrize("tail", ["flush", "drop"])
-def test_interrupted_run_leaves_no_open_window(tail):
-    model = slope_driver(tail=tail)
+def test_interrupted_run_leaves_no_open_window():
+    model = slope_driver()
 
     def interrupted():
         yield from [micro_batch(1), micro_batch(1), micro_batch(100)]
@@ -553,16 +318,6 @@ def test_run_with_only_skipped_windows_is_logged(caplog):
     assert not caplog.messages
     run(model, [micro_batch(np.nan)] * 4, 2)
     assert caplog.messages == ["For 'train_process', all 2 windows were skipped, so nothing was learned."]
-
-
-def test_ten_consecutive_skipped_windows_end_run():
-    model = slope_driver()
-    bad, good = micro_batch(np.nan), micro_batch(1)
-    run(model, [bad] * 18 + [good] * 2 + [bad] * 18, 2)
-    assert (model.updates, model.skipped) == (1, 18)
-    with pytest.raises(RuntimeError, match="the gradients of 10 windows in a row were not finite"):
-        run(model, [bad] * 40, 2)
-    assert model.skipped == 28
 
 
 # Checkpoints
@@ -592,18 +347,6 @@ def test_unwritable_ckpt_path_is_rejected_before_training(path, match):
     assert model.updates == 0
 
 
-# A window of 1
-
-
-def test_two_drivers_share_an_optimizer(rng):
-    network, optimizer, first = linear_driver(lr=0.1)
-    second = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer)
-    data = batches(rng, [4, 4])
-    run(first, data, 2)
-    run(second, data, 2)
-    assert int(optimizer.global_step.asnumpy()[0]) == 2
-
-
 # Changes between two runs
 
 
@@ -617,39 +360,6 @@ def test_weights_loaded_between_runs_are_trained(window):
     recorder = run(model, [micro_batch(1)] * window, window)
     assert [record.loss for record in recorder.records] == [100.0]
     assert values([network.w]) == [99.0]
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("window", [1, 2])
-def test_learning_rate_set_between_runs_is_used(window):
-    model = slope_driver()
-    run(model, [micro_batch(1)] * window, window)
-    model._step.optimizer.learning_rate.set_data(Tensor(0.25, ms.float32))
-    recorder = run(model, [micro_batch(1)] * window, window)
-    assert [record.lr for record in recorder.records] == [0.25]
-    assert seen_gradient(model) == [1.25]
-
-
-@pytest.mark.graph
-@pytest.mark.parametrize("window", [1, 2])
-def test_values_assigned_between_runs_are_used(window):
-    model = slope_driver()
-    network = model._network
-    run(model, [micro_batch(1)] * window, window)
-    ops.assign(network.w, Tensor([100.0], ms.float32))
-    ops.assign(model._step.optimizer.learning_rate, Tensor(0.25, ms.float32))
-    run(model, [micro_batch(1)] * window, window)
-    assert values([network.w]) == [99.75]
-
-
-def test_schedulers_of_experimental_optimizers():
-    network = Slope()
-    optimizer = optim.SGD([network.w], 0.5)
-    scheduler = optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    model = GradientAccumulation(network, None, optimizer)
-    recorder = run(model, [micro_batch(1)] * 6, 2, watch=scheduler.step)
-    assert [record.lr for record in recorder.records] == [0.5, 0.25, 0.125]
-    assert values([network.w]) == [-0.875]
 
 
 @pytest.mark.parametrize("window", [1, 2])
@@ -668,7 +378,6 @@ def test_optimizer_loss_scale_is_divided_out(window):
     [
         ({"reduction": "none"}, ValueError, "'reduction' must be one of 'mean', 'sum', but got 'none'."),
         ({"tail": "keep"}, ValueError, "'tail' must be one of 'flush', 'carry', 'drop', but got 'keep'."),
-        ({"clip_norm": -1}, ValueError, "'clip_norm' must be a finite number > 0, but got -1.0."),
         ({"weight": 0}, ValueError, "'weight' must be a finite number > 0, but got 0.0."),
         ({"weight": "rows"}, TypeError, "'weight' must be a number > 0, but got 'rows'"),
         ({"weight": 2, "reduction": "sum"}, ValueError, "'weight' must come with reduction='mean', but got 'sum'."),
@@ -694,7 +403,6 @@ def test_invalid_network_or_optimizer_is_rejected():
         ((0,), {"mini_steps": 2}, ValueError, "'epoch' must be an int >= 1, but got 0"),
         ((1.5,), {"mini_steps": 2}, TypeError, "'epoch' must be an int >= 1, but got 1.5"),
         ((1,), {"mini_steps": 0}, ValueError, "'mini_steps' must be an int >= 1, but got 0"),
-        ((1,), {"mini_steps": 1.5}, TypeError, "'mini_steps' must be an int >= 1, but got 1.5"),
         ((1,), {"micro_batch_size": 0}, ValueError, "'micro_batch_size' must be an int >= 1, but got 0"),
         ((1,), {}, ValueError, "one of 'mini_steps' and 'micro_batch_size' must be given, but got None and None"),
         (

@@ -7,9 +7,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn
 
-from helpers import batches, cross_entropy, values
 from ms_accum import evaluate
-from ways import Trained
 
 
 class OneHot(nn.Cell):
@@ -64,72 +62,3 @@ def test_labels_of_wrong_shape_are_rejected(shape):
     batch = (np.ones((4, 3), np.float32), np.zeros(shape, np.int32))
     with pytest.raises(ValueError, match=r"labels must have the shape \(4,\), but got"):
         evaluate(network, [batch])
-
-
-# In loops of the user's own
-
-
-class Reversed(nn.Cell):
-    """Reverses the columns in training. Masks of `nn.Dropout` on CPU differ between runs with the same seed."""
-
-    def construct(self, x):
-        return ms.ops.flip(x, (1,)) if self.training else x
-
-
-class Classifier(nn.Cell):
-    """A small network with a layer that is another one in evaluation."""
-
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.layer, self.scores = nn.Dense(6, 8), Reversed(), nn.Dense(8, 3)
-
-    def construct(self, x):
-        return self.scores(self.layer(ms.ops.relu(self.hidden(x))))
-
-
-class OwnLoss(nn.Cell):
-    """The loss of rows that end with their label."""
-
-    def __init__(self, network):
-        super().__init__()
-        self.network, self.loss_fn = network, cross_entropy()
-
-    def construct(self, x):
-        return self.loss_fn(self.network(x[:, :-1]), ms.ops.cast(x[:, -1], ms.int32))
-
-
-def counted(network, data):
-    """Count the right answers in NumPy, without the layer."""
-    hidden, scores = [(layer.weight.asnumpy(), layer.bias.asnumpy()) for layer in (network.hidden, network.scores)]
-    right = 0
-    for x, y in data:
-        outputs = np.maximum(x.asnumpy() @ hidden[0].T + hidden[1], 0) @ scores[0].T + scores[1]
-        right += int((outputs.argmax(1) == y.asnumpy()).sum())
-    return right
-
-
-def epochs_of(way, evaluates):
-    """Train four epochs; return the weights, and what `evaluate` and NumPy count after each epoch."""
-    ms.set_seed(1)
-    network = Classifier()
-    data = batches(np.random.RandomState(2), [8] * 4)
-    rows = [(Tensor(np.concatenate([x.asnumpy(), y.asnumpy()[:, None]], 1), ms.float32),) for x, y in data]
-    trained = Trained(way, OwnLoss(network).set_train(), 2, lr=0.5)
-    found = []
-    for _ in range(4):
-        trained.train(rows)
-        if evaluates:
-            found.append([evaluate(network, data), (counted(network, data), 32)])
-            assert network.training and network.layer.training
-    assert trained.updates == 8
-    return values(network.trainable_params()), found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("way", ["accumulator"])
-def test_evaluation_in_own_loop_sees_new_weights_and_changes_nothing(way):
-    weights, found = epochs_of(way, evaluates=True)
-    assert [actual for actual, _ in found] == [expected for _, expected in found]
-    assert len({actual for actual, _ in found}) > 1, "the weights of all epochs give the same answers"
-    for one, other in zip(weights, epochs_of(way, evaluates=False)[0]):
-        assert one.tobytes() == other.tobytes()

@@ -43,14 +43,6 @@ def ends(how, most, rows):
     return lambda: None
 
 
-@pytest.mark.slow
-def test_fastest_is_taken():
-    found = find_micro_batch_size(costs, 64, memory_budget=8 * GIB)
-    assert [rows for rows, _, _ in found.trials] == [1, 2, 4, 8, 16, 32, 64]
-    assert (found.micro_batch_size, found.mini_steps) == (16, 4)
-    assert [line.split()[0] for line in found.table.splitlines()] == ["rows", "1", "2", "4", "8", "16", "32", "64"]
-
-
 def test_fastest_is_taken_and_not_the_largest(monkeypatch):
     """By a clock that the windows advance, in this process."""
     now = [0.0]

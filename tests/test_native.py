@@ -402,22 +402,6 @@ def test_ranks_compare_whether_they_use_the_operators(monkeypatch):
     assert {name for name, _ in different} == {"C++ operators (MS_ACCUM_NATIVE=0 turns them off)"}
 
 
-@pytest.mark.parametrize("way", ["driver"])
-def test_all_ways_end_windows_in_the_operator(way, monkeypatch):
-    """Each loads weights between two windows: the operator must read and write the new storage."""
-    results = []
-    for use_native in ("0", "1"):
-        monkeypatch.setenv(native.SWITCH, use_native)
-        network = Squares()
-        trained = Trained(way, network, make=lambda p: nn.Momentum(p, 0.1, 0.9))
-        trained.train(rows_of(1.0, 2.0))
-        if way != "accumulator":  # a graph of ms.jit keeps the first storage
-            ms.load_param_into_net(network, {"w": Parameter(Tensor([3.0, 4.0], ms.float32), name="w")})
-        trained.train(rows_of(3.0, 5.0, 7.0))
-        results.append(trained.weights)
-    assert np.array_equal(*results) and not np.allclose(results[0], 0)
-
-
 class Typed(nn.learning_rate_schedule.LearningRateSchedule):
     def __init__(self, dtype):
         super().__init__()
@@ -490,28 +474,6 @@ def test_hook_after_the_first_run_is_an_error(monkeypatch, rng):
     model._step.optimizer.register_forward_pre_hook(unchanged)
     with pytest.raises(RuntimeError, match="Use a new GradientAccumulation"):
         run(model, batches(rng, [8, 8]), 2)
-
-
-@pytest.mark.slow
-def test_flags_of_decay_are_read_in_each_graph(monkeypatch, rng):
-    results = []
-    for use_native in ("0", "1"):
-        model, _ = trained(lambda p: nn.Momentum(p, 0.1, 0.9, weight_decay=0.5), use_native, monkeypatch, steps=1)
-        model._step.optimizer.decay_flags = (False,) * len(model._step.optimizer.decay_flags)
-        run(model, batches(np.random.RandomState(2), [8, 8]), 2)
-        results.append([parameter.asnumpy() for parameter in model._step.optimizer.parameters])
-    assert all(map(np.array_equal, *results))
-
-
-class Squares(nn.Cell):
-    """The mean of (w * x) ** 2, as its own loss."""
-
-    def __init__(self):
-        super().__init__()
-        self.w = Parameter(Tensor([1.0, 2.0], ms.float32), name="w")
-
-    def construct(self, x):
-        return ops.mean(ops.square(x * self.w))
 
 
 def rows_of(*values):

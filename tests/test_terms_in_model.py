@@ -13,12 +13,9 @@ from ms_accum import (
     Checkpointer,
     Ema,
     FlushTail,
-    GradientAccumulation,
     SaveStates,
-    Stopped,
 )
 from reference import digest
-from runs import stop_after
 
 pytestmark = pytest.mark.host
 
@@ -40,107 +37,6 @@ def step_of(network, loss_fn=None, size=3, weight=terms.WEIGHT, lr=1.0, coeffici
         check="off",
         **options,
     )
-
-
-class Watch(Callback):
-    """Keeps the losses, and the terms of each window."""
-
-    def __init__(self, step):
-        self.step, self.losses, self.terms, self.windows = step, [], [], 0
-
-    def on_train_step_end(self, run_context):
-        self.losses.append(float(run_context.original_args().net_outputs.asnumpy()))
-        if self.step.updates > self.windows:
-            self.windows = self.step.updates
-            self.terms.append(self.step.terms)
-
-
-def fit(step, epochs=1, *callbacks, **options):
-    watch = Watch(step)
-    Model(step).train(epochs, dataset(), callbacks=[FlushTail(), watch, *callbacks], dataset_sink_mode=False, **options)
-    return watch
-
-
-def trained_by_driver(size, epochs=1, **options):
-    network = terms.Net()
-    optimizer = nn.SGD(network.trainable_params(), 1.0)
-    options = {"weight": terms.WEIGHT, "coefficients": terms.COEFFICIENTS, "check": "off", **options}
-    model = GradientAccumulation(network, options.pop("loss_fn", terms.Loss()), optimizer, **options)
-    records = []
-    keep = type("Keep", (Callback,), {"on_train_step_end": lambda self, c: records.append(c.original_args().record)})()
-    model.train_process(epochs, DATA, size, report=(), callbacks=keep, ckpt_path=None)
-    return network, records
-
-
-@pytest.mark.parametrize("size", [3, {0: 1, 1: 2, 2: 4}, pytest.param(1, marks=pytest.mark.slow)], ids=str)
-def test_model_trains_like_the_driver(size):
-    network = terms.Net()
-    step = step_of(network, size=size)
-    watch = fit(step, 2)
-    other, records = trained_by_driver(size, 2)
-    found, expected = (terms.flat(p.asnumpy() for p in each.trainable_params()) for each in (network, other))
-    assert terms.error(found, expected) <= 1e-6
-    assert (step.updates, step.skipped, step.micro_batches) == (len(records), 0, 0)
-    assert watch.terms == [pytest.approx(dict(record.terms), rel=1e-5) for record in records]
-    assert watch.losses[-1] == pytest.approx(records[-1].loss, rel=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.graph
-def test_compiled_model_trains_like_the_oracle():
-    network = terms.Net()
-    expected, means = terms.oracle(network, DATA[:3])
-    before = terms.flat(p.asnumpy() for p in network.trainable_params())
-    step = step_of(network)
-    losses = [float(step(*map(Tensor, columns)).asnumpy()) for columns in DATA[:3]]
-    move = before - terms.flat(p.asnumpy() for p in network.trainable_params())
-    assert terms.error(move, expected) <= 1e-6 and step.updated
-    assert losses == [0.0, 0.0, pytest.approx(terms.loss_of(means), rel=1e-5)]
-
-
-def test_flush_runs_what_is_collected():
-    network = terms.Net()
-    expected, _ = terms.oracle(network, DATA[:2])
-    before = terms.flat(p.asnumpy() for p in network.trainable_params())
-    step = step_of(network)
-    for columns in DATA[:2]:
-        step(*map(Tensor, columns))
-    assert step.micro_batches == 2 and step.flush() and step.micro_batches == 0
-    assert terms.error(before - terms.flat(p.asnumpy() for p in network.trainable_params()), expected) <= 1e-6
-
-
-def only_tokens(logits, labels):
-    return {"ce": logits.mean()}
-
-
-def test_window_in_which_nothing_counts_is_skipped():
-    network = terms.Net()
-    tokens = {"ce": terms.WEIGHT["ce"]}
-    step = step_of(network, only_tokens, 2, tokens, coefficients=None)
-    before = digest(network.get_parameters())
-    for columns in terms.data_of((3, 2), masked=[0, 1]):
-        step(*map(Tensor, columns))
-    assert digest(network.get_parameters()) == before
-    assert (step.updates, step.skipped, step.counts, step.terms) == (0, 1, (0, 0), {})
-
-
-def test_stopping_inside_a_window_changes_no_byte(tmp_path):
-    def train(folder=None, stop=None):
-        network, data = terms.Net(), dataset()
-        step = step_of(network)
-        callbacks = [FlushTail()]
-        initial = 0
-        if folder is not None:
-            states = SaveStates(Checkpointer(folder, resume="auto", stop=stop and stop_after(stop)), step, data)
-            callbacks, initial = [*callbacks, states], states.initial_epoch
-        Model(step).train(2, data, callbacks=callbacks, dataset_sink_mode=False, initial_epoch=initial)
-        return digest([*network.get_parameters(), *step.optimizer.get_parameters()]), step.updates
-
-    expected = train()
-    for stop in (2, 8):
-        with pytest.raises(Stopped):
-            train(tmp_path / str(stop), stop)
-        assert train(tmp_path / str(stop)) == expected
 
 
 class StopAfter(Callback):
@@ -184,17 +80,6 @@ def test_flush_under_averages_runs_nothing():
     with ema.applied(), pytest.raises(RuntimeError, match="the averages of 'ema' are applied"):
         step.flush()
     assert step.micro_batches == 1 and step.flush() and step.updates == 2
-
-
-def test_cleared_step_counts_from_the_beginning():
-    network = terms.Net()
-    step = step_of(network)
-    step.epoch_begins(4)
-    step(*map(Tensor, DATA[0]))
-    step.clear()
-    for columns in DATA[:6]:
-        step(*map(Tensor, columns))
-    assert (step.updates, step.micro_batches) == (2, 0)
 
 
 def test_evaluation_sums_the_terms():

@@ -66,7 +66,7 @@ def pairs(rng, rows=ROWS):
     return [tuple(Tensor(rng.randn(count, size).astype(np.float32)) for size in (6, 5)) for count in rows]
 
 
-def gradients_and_loss(network, loss_fn, data, mini_steps, trained, rows=None, **options):
+def gradients_and_loss(network, loss_fn, data, mini_steps, trained, **options):
     """Return the gradient that the optimizer saw in one window, and the loss that was shown."""
     shown = []
     start = [parameter.asnumpy().copy() for parameter in trained]
@@ -81,7 +81,7 @@ def gradients_and_loss(network, loss_fn, data, mini_steps, trained, rows=None, *
     for parameter, before in zip(trained, start):
         ops.assign(parameter, Tensor(before))
     (record,) = shown
-    assert record.samples == (rows or sum(columns[0].shape[0] for columns in data))
+    assert record.samples == sum(columns[0].shape[0] for columns in data)
     return gradients, record.loss
 
 

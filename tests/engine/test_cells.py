@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from helpers import Slope, batches, cross_entropy, forward_of, joined, micro_batch, values
-from ms_accum import Accumulator, GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
+from helpers import Slope, batches, cross_entropy, micro_batch, values
+from ms_accum import GradientAccumulation, TrainClear, TrainForwardBackward, TrainOptim
 from ms_accum.network.parameters import untrained
-from reference import gradient_miss, miss
+from reference import miss
 from ways import Half
 
 
@@ -144,137 +144,7 @@ def test_accumulators_are_not_parameters_of_the_cells():
         assert {id(p) for p in cell.trainable_params()} <= {id(p) for p in network.trainable_params()}
 
 
-# Parameter groups, in an order that is not the network's
-
-
-class Twins(nn.Cell):
-    """Three layers of one shape, so that a gradient fits a parameter that it does not belong to."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.third = (nn.Dense(4, 4, has_bias=False) for _ in range(3))
-
-    def construct(self, x):
-        return self.third(ops.tanh(self.second(ops.tanh(self.first(x)))))
-
-
-def grouped_twins():
-    network = Twins()
-    first, second, third = network.trainable_params()
-    optimizer = nn.SGD([{"params": [third]}, {"params": [first], "lr": 1.0}, {"params": [second]}], 1.0)
-    assert [p.name for p in optimizer.parameters] != [p.name for p in network.trainable_params()]
-    return network, optimizer
-
-
-def window_by_cells(network, optimizer, loss_fn, window):
-    ByHand(nn.WithLossCell(network, loss_fn), optimizer, mean=True).window(window)
-
-
-def window_by_functions(network, optimizer, loss_fn, window, parameters=None):
-    """`parameters` is what to differentiate with respect to: the optimizer's, or by mistake others."""
-    parameters = optimizer.parameters if parameters is None else parameters
-    grad_fn = ms.value_and_grad(forward_of(network, loss_fn), None, parameters)
-    accumulator = Accumulator(optimizer, len(window), reduction="mean")
-
-    @ms.jit
-    def train_step(x, y):
-        loss, grads = grad_fn(x, y)
-        return ops.depend(loss, accumulator(grads, x.shape[0]))
-
-    for columns in window:
-        train_step(*columns)
-
-
-def seen_by_twins(train, rng, wrong_order=False):
-    """Return by how much the gradients miss that were used, parameter by parameter."""
-    network, optimizer = grouped_twins()
-    window, loss_fn = batches(rng, [8, 8], 4, 4), cross_entropy()
-    parameters = network.trainable_params()
-    expected = values(ms.value_and_grad(forward_of(network, loss_fn), None, parameters)(*joined(window))[1])
-    start = values(parameters)
-    mistake = {"parameters": ms.ParameterTuple(parameters)} if wrong_order else {}
-    train(network, optimizer, loss_fn, window, **mistake)
-    return miss([a - b for a, b in zip(start, values(parameters))], expected, 1e-5, 1e-6)
-
-
-@pytest.mark.parametrize("train", [window_by_cells, window_by_functions])
-def test_gradients_match_parameters_of_reordered_groups(train, rng):
-    assert seen_by_twins(train, rng) <= 1
-
-
 # Random layers
-
-
-class Drop(nn.Cell):
-    """The sum of w * dropout(1): the gradient is the mask, divided by the share that is kept."""
-
-    SIZE = 64
-
-    def __init__(self):
-        super().__init__()
-        ms.set_seed(1)
-        self.w = Parameter(Tensor(np.zeros(self.SIZE), ms.float32), name="w")
-        self.dropout = nn.Dropout(p=0.5)
-        self.set_train()
-
-    def construct(self, x):
-        return ops.reduce_sum(self.dropout(x) * self.w)
-
-
-def drop():
-    network = Drop()
-    return network, ms.value_and_grad(network, None, ms.ParameterTuple([network.w]))
-
-
-ONES = Tensor(np.ones(Drop.SIZE), ms.float32)
-CALLS = 4
-
-
-def separate_masks(calls):
-    _, grad_fn = drop()
-
-    @ms.jit
-    def forward_backward(x):
-        return grad_fn(x)[1]
-
-    return [forward_backward(ONES)[0].asnumpy() for _ in range(calls)]
-
-
-def accumulated_masks(calls):
-    """Return what each micro-batch adds, with the optimizer called after every second one."""
-    network = Drop()
-    cells = ByHand(network, nn.SGD([network.w], 0.0))
-    masks = []
-    for number in range(calls):
-        before = values(cells.grad_sum)[0]
-        cells.forward_backward(ONES)
-        masks.append(values(cells.grad_sum)[0] - before)
-        if number % 2:
-            cells.optim()
-            cells.clear()
-    return masks
-
-
-def same(masks, others):
-    return all(np.array_equal(mask, other) for mask, other in zip(masks, others))
-
-
-def differ(masks):
-    return len({mask.tobytes() for mask in masks}) == len(masks)
-
-
-def test_dropout_masks_equal_those_of_separate_calls():
-    masks = accumulated_masks(CALLS)
-    assert all(set(np.unique(mask)) == {0.0, 2.0} for mask in masks)
-    assert same(masks, separate_masks(CALLS))
-    assert differ(masks)
-
-
-def test_dropout_in_the_driver():
-    network = Drop()
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
-    model.train_process(1, [ONES] * CALLS, 2, report=(), ckpt_path=None)
-    assert gradient_miss([-network.w.asnumpy()], [sum(separate_masks(CALLS))]) <= 1
 
 
 @pytest.mark.parametrize("mode", [ms.PYNATIVE_MODE, ms.GRAPH_MODE])

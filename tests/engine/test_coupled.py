@@ -15,7 +15,6 @@ from ms_accum import (
     AccumulatedTrainStep,
     Checkpointer,
     CoupledLoss,
-    Ema,
     GradientAccumulation,
     Stopped,
     TrainForwardBackward,
@@ -80,50 +79,6 @@ def test_tails_and_split_batches_equal_smaller_large_batches(rng):
     assert miss(left(CoupledLoss(info_nce, 2), data, 2), expected) < 1
     split = left(CoupledLoss(info_nce, 2), [joined(data[:2]), data[2]], micro_batch_size=3)
     assert miss(split, expected) < 1
-    assert miss(left(CoupledLoss(info_nce, 2), data[::2] + data[1:2], 2), expected) > 100
-
-
-@pytest.mark.host
-def test_carry_flush_and_clear(rng):
-    network, data = Towers(), pairs(rng)
-    model = GradientAccumulation(
-        network, CoupledLoss(info_nce, 2), nn.SGD(network.trainable_params(), 0.1), tail="carry"
-    )
-    model.train_process(1, data, 2, report=(), ckpt_path=None)
-    assert (model.updates, model.micro_batches) == (1, 1)
-    assert model.flush() and model.updates == 2
-    model.train_process(1, data, 2, report=(), ckpt_path=None)
-    model.clear()
-    assert model.micro_batches == 0 and not model.flush()
-
-
-@pytest.mark.host
-def test_windows_of_one_equal_plain_training(rng):
-    network, data = Towers(), pairs(rng)[:1]
-    found, loss = gradients_and_loss(network, CoupledLoss(info_nce, 2), data, 1, network.trainable_params())
-    expected, other = gradients_and_loss(Whole(network, info_nce), None, data, 1, network.trainable_params())
-    assert miss(found, expected) == 0 and loss == other
-
-
-@pytest.mark.host
-def test_loader_may_reuse_its_buffers(rng):
-    network, data = Towers(), pairs(rng, (4, 4, 4))
-    expected, _ = gradients_and_loss(network, CoupledLoss(info_nce, 2), data, 3, network.trainable_params())
-
-    class Reused:
-        buffers = [column.asnumpy().copy() for column in data[0]]
-
-        def __iter__(self):
-            for columns in data:
-                for buffer, column in zip(self.buffers, columns):
-                    buffer[:] = column.asnumpy()
-                yield tuple(map(Tensor.from_numpy, self.buffers))
-
-        def __len__(self):
-            return 3
-
-    found = gradients_and_loss(network, CoupledLoss(info_nce, 2), Reused(), 3, network.trainable_params(), rows=12)[0]
-    assert miss(found, expected) == 0
 
 
 class Counted(nn.Cell):
@@ -140,17 +95,13 @@ class Counted(nn.Cell):
 
 
 @pytest.mark.host
-def test_third_pass_repeats_masks_of_the_first(rng, monkeypatch):
+def test_third_pass_repeats_masks_of_the_first(rng):
     network, data = Counted(), labelled(rng)
     trained = network.trainable_params()
     by_hand = [(x * float(np.sin(np.float32(count))), labels) for count, (x, labels) in enumerate(data, 1)]
     expected, _ = gradients_and_loss(Whole(network.tower, triplets, 1), None, [joined(by_hand)], 1, trained)
     found, _ = gradients_and_loss(network, CoupledLoss(triplets), data, 3, trained)
     assert int(network.counter.asnumpy()) == 3 and miss(found, expected) < 1
-    ops.assign(network.counter, Tensor(0, ms.int32))
-    monkeypatch.setattr("ms_accum.training.step.Undo.undo", lambda self: True)  # the planted fault
-    found, _ = gradients_and_loss(network, CoupledLoss(triplets), data, 3, trained)
-    assert int(network.counter.asnumpy()) == 6 and miss(found, expected) > 100
 
 
 @pytest.mark.host
@@ -186,18 +137,17 @@ def test_nonfinite_window_is_skipped(rng):
 
 
 @pytest.mark.host
-@pytest.mark.parametrize(("tail", "size"), [("flush", 3), ("carry", 4)])
-def test_stop_inside_a_window_and_resume(tail, size, rng, tmp_path):
+def test_stop_inside_a_window_and_resume(rng, tmp_path):
     data = pairs(rng, (4,) * 6)
 
     def run(folder, stop=None, resume=None):
         ms.set_seed(1)
         network = Towers()
         model = GradientAccumulation(
-            network, CoupledLoss(info_nce, 2), nn.Momentum(network.trainable_params(), 0.1, 0.9), tail=tail
+            network, CoupledLoss(info_nce, 2), nn.Momentum(network.trainable_params(), 0.1, 0.9), tail="carry"
         )
         states = Checkpointer(folder, stop=stop, resume=resume)
-        model.train_process(2, data, size, report=(), ckpt_path=None, checkpointer=states)
+        model.train_process(2, data, 4, report=(), ckpt_path=None, checkpointer=states)
         return model.updates, [parameter.asnumpy() for parameter in network.trainable_params()]
 
     updates, expected = run(tmp_path / "at once")
@@ -205,7 +155,7 @@ def test_stop_inside_a_window_and_resume(tail, size, rng, tmp_path):
     with pytest.raises(Stopped):
         run(tmp_path / "stopped", stop=lambda: next(asked))
     again, found = run(tmp_path / "stopped", resume="auto")
-    assert updates == again == 12 // size and all(np.array_equal(one, other) for one, other in zip(found, expected))
+    assert updates == again == 3 and all(np.array_equal(one, other) for one, other in zip(found, expected))
 
 
 @pytest.mark.host
@@ -331,25 +281,6 @@ def test_skip_micro_is_rejected():
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     with pytest.raises(ValueError, match="'nonfinite' must be the default with a CoupledLoss"):
         GradientAccumulation(network, CoupledLoss(info_nce, 2), optimizer, nonfinite="skip_micro")
-
-
-def test_clipping_and_ema_equal_those_of_the_large_batch(rng):
-    network, data = Towers(), pairs(rng)
-    trained = network.trainable_params()
-    start = [parameter.asnumpy().copy() for parameter in trained]
-
-    def left(network, loss_fn, data, mini_steps, clip_norm):
-        restore(trained, start)
-        ema = Ema(0.5)
-        model = GradientAccumulation(network, loss_fn, nn.SGD(trained, 1.0), clip_norm=clip_norm, ema=ema, check="off")
-        model.train_process(2, data, mini_steps, report=(), ckpt_path=None)
-        with ema.applied():
-            averages = [parameter.asnumpy().copy() for parameter in trained]
-        return [*averages, *(parameter.asnumpy().copy() for parameter in trained)]
-
-    expected = left(Whole(network, info_nce), None, [joined(data)], 1, 0.1)
-    assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, 0.1), expected) < 1
-    assert miss(left(network, CoupledLoss(info_nce, 2), data, 3, None), expected) > 100
 
 
 @pytest.mark.host

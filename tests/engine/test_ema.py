@@ -5,7 +5,7 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn, ops
+from mindspore import nn
 from mindspore.train import Callback, Model
 
 from helpers import Slope, micro_batch, run, slope_driver
@@ -14,26 +14,6 @@ from test_model_step import dataset
 from ways import Half, Root, Trained
 
 DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).randint(-4, 5, (14, 2))]
-
-
-def expected(weights, decay, warm_up=0):
-    """The average of the weights after each update, by its definition."""
-    average = None
-    for number, weight in enumerate(np.asarray(weights, np.float64), 1):
-        factor = min(decay, (number - 1) / number) if number <= max(warm_up, 1) else decay
-        average = weight if average is None else factor * average + (1 - factor) * weight
-    return average
-
-
-def trained(way, ema, window=2, data=DATA, network=None, **options):
-    """Train window by window; return the weights after each update, and the average."""
-    run = Trained(way, network or Slope(2), window, lr=0.25, ema=ema, **options)
-    seen = []
-    for first in range(0, len(data), window):
-        before = run.updates
-        run.train(data[first : first + window])
-        seen += [run.weights] * (run.updates - before)
-    return seen, ema.state["of.w"].asnumpy()
 
 
 @pytest.mark.parametrize("name", ["decay", "warm_up"])
@@ -61,15 +41,6 @@ def test_applied_sets_and_restores_weights():
     again = Trained("driver", Slope(2), lr=0.25, ema=Ema(0.75)).train(DATA)
     again.train(DATA)
     assert run.train(DATA).weights.tolist() == again.weights.tolist()  # training continues from the weights
-
-
-@pytest.mark.host
-def test_weights_loaded_before_first_update_are_averaged():
-    ema = Ema(0.5)
-    run = Trained("accumulator", Slope(2), lr=0.25, ema=ema)
-    ops.assign(run.network.w, run.network.w + 100)
-    run.train(DATA[:2])
-    assert ema.state["of.w"].asnumpy().tolist() == run.weights.tolist()
 
 
 class WeightsInEvaluation(Callback):

@@ -28,13 +28,6 @@ def inputs(rows=ROWS):
 
 
 @pytest.mark.host
-def test_scaler_object_of_user_is_updated():
-    scaler = amp.DynamicLossScaler(2.0**18, 2, 5)
-    Trained("driver", Half(), loss_scale=scaler).train([micro_batch(1.0, 1.0)] * 4)
-    assert float(scaler.scale_value.asnumpy()) == 2.0**16
-
-
-@pytest.mark.host
 def test_overflows_do_not_end_run_and_are_counted_separately():
     trained = Trained("driver", Half(), window=1, loss_scale=amp.DynamicLossScaler(2.0**30, 2, 500))
     trained.train([micro_batch(1.0, 1.0)] * 20)
@@ -47,27 +40,13 @@ def test_overflows_do_not_end_run_and_are_counted_separately():
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("way", ["driver", "loop"])
-def test_window_of_weight_0_does_not_lower_dynamic_scale(way):
+def test_window_of_weight_0_does_not_lower_dynamic_scale():
     """Its mean, 0/0, is not finite, but no overflow."""
     scaler, network = amp.DynamicLossScaler(64.0, 2, 500), Half()
-    if way == "driver":
-        system = Trained(way, network, loss_scale=scaler, weight=lambda x: 0).train(inputs(ROWS[:2])).system
-    else:
-        system = Accumulator(nn.SGD([network.w], 1.0), 2, reduction="mean", loss_scale=scaler)
-        for _ in range(2):
-            system((Tensor([1.0, 1.0], ms.float32),), 0.0)
+    system = Accumulator(nn.SGD([network.w], 1.0), 2, reduction="mean", loss_scale=scaler)
+    for _ in range(2):
+        system((Tensor([1.0, 1.0], ms.float32),), 0.0)
     assert (int(system.updates), int(system.skipped)) == (0, 1) and float(scaler.scale_value.asnumpy()) == 64.0
-
-
-@pytest.mark.host
-def test_dynamic_scale_is_constant_inside_window():
-    scaler = amp.DynamicLossScaler(8.0, 2, 1)  # grows after each update
-    trained, seen = Trained("step", Half(), window=3, loss_scale=scaler), []
-    for _ in range(7):
-        trained.system(micro_batch(1.0, 1.0)[0])
-        seen.append(float(scaler.scale_value.asnumpy()))
-    assert seen == [8.0, 8.0, 16.0, 16.0, 16.0, 32.0, 32.0]
 
 
 GOOD, NO_GRADIENT = micro_batch(1.0, 4.0), micro_batch(0.0, 1.0)  # of Root; the second one's loss is finite

@@ -14,7 +14,7 @@ from helpers import Slope, batches, cross_entropy, micro_batch, run, slope_drive
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation
 from programs.metrics import MetricsFile
 from test_model_step import dataset
-from ways import Half, Root, Trained
+from ways import Root, Trained
 
 GOOD = [micro_batch(1.0, 4.0, rows=2), micro_batch(3.0, 2.0, rows=5), micro_batch(5.0, 1.0, rows=1)]
 BAD = micro_batch(np.nan, 1.0, rows=3)
@@ -30,16 +30,6 @@ class Endless(nn.Cell):
 
     def construct(self, x):
         return ops.mean(ops.sum(x * self.w, 1)) + ops.max(ops.where(x == 99, Tensor(np.inf), Tensor(0.0)))[0]
-
-
-def weights(way, network, micro_batches, window, **options):
-    return Trained(way, network, window, **options).train(micro_batches).weights
-
-
-@pytest.mark.host
-def test_record_of_skipped_window_lists_nonfinite_micro_batches():
-    recorder = Trained("driver", Root(), 2, lr=0.1).train([GOOD[0], BAD, GOOD[1], GOOD[2]]).recorder
-    assert [(record.skipped, record.bad) for record in recorder.records] == [(True, (2,)), (False, ())]
 
 
 @pytest.mark.host
@@ -59,13 +49,6 @@ def test_raise_names_micro_batch():
     with pytest.raises(FloatingPointError, match=message):
         trained.train([*GOOD, BAD, *GOOD])
     assert trained.updates == 1
-
-
-@pytest.mark.host
-def test_raise_allows_overflows_of_dynamic_scale():
-    scaler = amp.DynamicLossScaler(2.0**18, 2, 500)
-    trained = Trained("driver", Half(), 2, nonfinite="raise", loss_scale=scaler)
-    assert trained.train([micro_batch(1.0, 1.0)] * 10).updates == 2
 
 
 @pytest.mark.host
@@ -117,15 +100,6 @@ def first_value(x):
     return x[0, 0]
 
 
-@pytest.mark.host
-def test_flush_tail_does_not_raise_for_window_of_weight_0():
-    network, options = Root(), {"nonfinite": "raise", "weight": first_value, "check": "off"}
-    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.1), 2, **options)
-    data = dataset([GOOD[0], GOOD[1], micro_batch(0.0, 1.0), micro_batch(0.0, 1.0)])
-    Model(step).train(1, data, callbacks=FlushTail(), dataset_sink_mode=False)
-    assert (step.updates, step.skipped) == (1, 1)
-
-
 ZERO = [micro_batch(0.0, 1.0, rows=2), micro_batch(0.0, np.nan, rows=2)]  # weights of 0: one gradient, and one loss
 
 
@@ -175,16 +149,6 @@ def test_micro_batch_of_weight_0_lowers_no_scale():
         accumulator, _ = fed((64.0, 1.0), (np.nan, weight), loss_scale=scaler)
         assert (int(accumulator.updates), accumulator.overflows) == (1, overflows)
         assert accumulator.loss_scale == 64.0 / 2**overflows
-
-
-@pytest.mark.host
-@pytest.mark.parametrize("policy", ["skip_window", "skip_micro"])
-@pytest.mark.parametrize("way", ["driver", "step"])
-def test_micro_batch_that_does_not_count_lowers_no_scale(way, policy):
-    scaler = amp.DynamicLossScaler(64.0, 2, 500)
-    options = {"weight": _first_value if way == "driver" else first_value, "nonfinite": policy}
-    trained = Trained(way, Root(), 2, loss_scale=scaler, **options).train([GOOD[0], NO_GRADIENT])
-    assert (trained.updates, trained.system.overflows, trained.system.loss_scale) == (1, 0, 64.0)
 
 
 # Too many in a row

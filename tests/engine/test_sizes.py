@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from helpers import Recorder, Slope, micro_batch, slope_driver
-from ms_accum import Accumulator, Checkpointer, GradientAccumulation, Stopped, ramp_up
+from helpers import Recorder, Slope, micro_batch, run, slope_driver
+from ms_accum import Accumulator, Checkpointer, ramp_up
 from ms_accum.training.sizes import Sizes
-from runs import stop_after
 
 STEPS = {0: 1, 2: 3, 3: 2, 5: 4}
 DATA = [micro_batch(float(number)) for number in range(1, 17)]
@@ -44,41 +43,11 @@ def test_changing_size_does_not_recompile(compiles):
     assert len(compiles) == before > 0
 
 
-def test_schedule_of_sizes_and_rates_does_not_recompile(compiles):
-    network = Slope()
-    steps, rates = {0: 1, 8: 2, 10: 4}, [0.25] * 8 + [0.18] * 2 + [0.125]
-    model = GradientAccumulation(network, None, nn.SGD([network.w], rates))
-    model.train_process(1, DATA[:2], steps, report=(), ckpt_path=None)
-    before, recorder = len(compiles), Recorder()
-    model.train_process(1, DATA[2:], steps, report=recorder, ckpt_path=None)
-    sizes = [record.samples for record in recorder.records]
-    assert sizes == [1] * 6 + [2, 2, 4] and len(compiles) == before > 0
-    assert [record.lr for record in recorder.records] == pytest.approx(rates[2:])
-
-
-def resumed(folder, stop, sizes=STEPS):
-    def make():
-        network = Slope()
-        return GradientAccumulation(network, None, nn.Momentum([network.w], 0.25, 0.9)), network
-
-    def train(model, sizes=sizes, **options):
-        model.train_process(2, DATA, sizes, report=(), ckpt_path=None, **options)
-
-    whole, expected = make()
-    train(whole)
-    with pytest.raises(Stopped):
-        train(make()[0], checkpointer=Checkpointer(folder, stop=stop_after(stop)))
-    again, found = make()
-    train(again, checkpointer=Checkpointer(folder, resume="auto"))
-    assert again.updates == whole.updates
-    return found.w.asnumpy().tolist() == expected.w.asnumpy().tolist(), train, make
-
-
 @pytest.mark.host
 def test_resuming_with_other_sizes_is_rejected(tmp_path):
-    _, train, make = resumed(tmp_path, 3)
+    run(slope_driver(), DATA, STEPS, checkpointer=Checkpointer(tmp_path))
     with pytest.raises(ValueError, match="mini_steps"):
-        train(make()[0], {0: 1, 2: 4}, checkpointer=Checkpointer(tmp_path, resume="auto"))
+        run(slope_driver(), DATA, {0: 1, 2: 4}, epochs=2, checkpointer=Checkpointer(tmp_path, resume="auto"))
 
 
 @pytest.mark.host

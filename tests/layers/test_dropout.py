@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from functools import partial
 
 import mindspore as ms
@@ -71,48 +70,6 @@ KEY = MaskKey(1, 0, 0)
 def drawn(mask_key=KEY, count=1, shape=(512, 512)):
     """Uniform numbers in [0, 1), of 32 bits."""
     return (dropout.numbers(mask_key, Tensor(count, ms.int32), shape).asnumpy() >> np.uint64(32)) / 2.0**32
-
-
-def deviations(draw):
-    """Return what should be standard normal, by name, of counts, layers, ranks and seeds."""
-    counts = np.stack([draw(count=count) for count in range(1, 9)])
-    others = np.stack([draw(mask_key=MaskKey(*mask_key)) for mask_key in itertools.product((0, 1), repeat=3)])
-    signs = np.where(counts < 0.5, -1.0, 1.0)
-    square = signs[:, :-1, :-1] * signs[:, 1:, :-1] * signs[:, :-1, 1:] * signs[:, 1:, 1:]
-    pairs = {
-        "rows": (counts[:, 1:], counts[:, :-1]),
-        "columns": (counts[..., 1:], counts[..., :-1]),
-        "counts": (counts[1:], counts[:-1]),
-        "keys": (others[1:], others[:-1]),
-    }
-    found = {name: ((a - 0.5) * (b - 0.5)).mean() * 12 * np.sqrt(a.size) for name, (a, b) in pairs.items()}
-    joint = {name: uniform(np.floor(a * 16) * 16 + np.floor(b * 16), 256) for name, (a, b) in pairs.items()}
-    return {
-        "mean": (counts.mean() - 0.5) * np.sqrt(12 * counts.size),
-        "squares": square.mean() * np.sqrt(square.size),
-        "upper bits": uniform(np.floor(counts * 4096), 4096),
-        "lower bits": uniform(counts * 2**32 % 4096, 4096),
-        **found,
-        **{f"joint {name}": value for name, value in joint.items()},
-    }
-
-
-def uniform(numbers, kinds):
-    """Return chi-square of numbers below `kinds`, as a standard normal deviation."""
-    seen = np.bincount(numbers.astype(int).ravel(), minlength=kinds)
-    mean = numbers.size / kinds
-    return (((seen - mean) ** 2 / mean).sum() - (kinds - 1)) / np.sqrt(2 * (kinds - 1))
-
-
-def test_numbers_pass_randomness_tests():
-    found = deviations(drawn)
-    assert max(map(abs, found.values())) < 4.5, found
-
-
-def sums(mask_key=KEY, count=1, shape=(512, 512)):
-    """Sums of random numbers for products: each row's mask is another's, shifted."""
-    rows, columns = (tensor.asnumpy() for tensor in dropout._starts(*mask_key, shape))
-    return ((dropout._mixed(rows + np.uint64(count)) + columns) >> np.uint64(32)) / 2.0**32
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -199,7 +156,6 @@ def window_gradient(layer):
 @pytest.mark.graph
 def test_micro_batches_of_window_have_different_masks():
     assert gradient_miss([window_gradient(CountedDropout(0.5, seed=3))], [np.sum(masks(range(1, 11)), 0)]) <= 1
-    assert gradient_miss([5 * np.sum(masks([1, 2]), 0)], [np.sum(masks(range(1, 11)), 0)]) >= 100
 
 
 # Replacing
@@ -298,25 +254,10 @@ def network_of(change):
     return change(network)
 
 
-def lost(network):
-    """A layer whose counter is in no training state: the planted fault."""
-    replace_dropout(network)
-    counter = network[2].dropout_counter
-    network[2]._params.pop("dropout_counter")
-    object.__setattr__(network[2], "dropout_counter", counter)
-    return network
-
-
-def left_by(folder, change, stops):
-    """Return what a run leaves that was stopped inside windows."""
-    make = partial(runs.Run, make_network=lambda features: network_of(change))
-    return runs.stopped_and_resumed(folder, stops, make, runs.even, 3)
-
-
 def test_resumed_run_draws_same_masks(tmp_path):
-    expected, stops = left_by(tmp_path / "one", replace_dropout, []), [12]  # in the second window
-    runs.check_same(left_by(tmp_path / "two", replace_dropout, stops), expected)
-    assert left_by(tmp_path / "three", lost, stops)[0] != expected[0]
+    make = partial(runs.Run, make_network=lambda features: network_of(replace_dropout))
+    found = runs.stopped_and_resumed(tmp_path, [12], make, runs.even, 3)  # in the second window
+    runs.check_same(found, make().train(runs.even(), 3).left)
 
 
 def test_loading_model_with_other_kind_of_dropout_explains_error(tmp_path):

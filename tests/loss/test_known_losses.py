@@ -287,9 +287,3 @@ def test_check_reduction():
     assert check_reduction("X", nn.CrossEntropyLoss(reduction="sum"), "sum") == "sum"
     with pytest.raises(ValueError, match="For 'X', 'reduction' must be 'sum' for a loss that sums, but got 'mean'"):
         check_reduction("X", nn.CrossEntropyLoss(reduction="sum"), "mean")
-
-
-@pytest.mark.parametrize("loss", [nn.KLDivLoss, nn.MultiMarginLoss, nn.SoftMarginLoss, nn.MSELoss, nn.CrossEntropyLoss])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_loss_reduction_of_each_kind_of_loss(loss, reduction):
-    assert loss_reduction(loss(reduction=reduction)) == reduction

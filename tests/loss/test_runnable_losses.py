@@ -142,20 +142,6 @@ def known(data, labels, ignored):
     return (labels != ignored).sum()
 
 
-@pytest.mark.slow
-def test_partial_in_an_evaluation():
-    results = []
-
-    class Results(ms.train.Callback):
-        def on_eval_end(self, run_context):
-            results.append(run_context.original_args().eval_results)
-
-    for loss_fn in (ignoring, nn.CrossEntropyLoss(ignore_index=0)):
-        data = pieces(CLASSES)
-        trained(loss_fn, data, valid_dataset=data, metrics={"acc"}, callbacks=[Results()])
-    assert results[0] == pytest.approx(results[1], rel=1e-5) and 0 < results[0]["eval_loss"]
-
-
 @pytest.mark.parametrize(
     "weight",
     [pytest.param(None, marks=pytest.mark.slow), partial(known, ignored=0)],

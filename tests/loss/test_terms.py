@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
 import several_terms as terms
-from ms_accum import Accumulator, Terms
+from ms_accum import Terms
 
 pytestmark = pytest.mark.host
 
 DATA = terms.data_of((4, 2, 5), masked=[2])
 X, Y = (Tensor(column) for column in DATA[0])
-
-
-def loop(network, definition, window, reduction="sum", wrong=None, way="accumulator"):
-    """Return how far a window moves the parameters in the functional pattern, in a compiled step or a plain loop."""
-    loss_fn, optimizer = terms.Loss(), nn.SGD(network.trainable_params(), 1.0)
-    accumulator = Accumulator(optimizer, len(window), reduction=reduction)
-
-    def forward(x, y, factors, counts):
-        return definition.scale(loss_fn(network(x), y), factors, counts)
-
-    grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
-
-    def step(x, y, factors, counts):
-        loss, grads = grad_fn(x, y, factors, counts)
-        return ops.depend(loss, accumulator(grads))
-
-    train_step = ms.jit(step) if way == "accumulator" else step
-    before = terms.flat(parameter.asnumpy() for parameter in network.trainable_params())
-    factors = definition.factors(window) if wrong is None else wrong
-    losses = [
-        float(train_step(*map(Tensor, columns), *of_terms).asnumpy()) for columns, of_terms in zip(window, factors)
-    ]
-    assert accumulator.updates == 1
-    return before - terms.flat(parameter.asnumpy() for parameter in network.trainable_params()), sum(losses)
-
-
-@pytest.mark.host
-def test_functional_pattern_is_that_of_the_oracle():
-    network = terms.Net()
-    expected, means = terms.oracle(network, DATA)
-    move, loss = loop(network, Terms(terms.WEIGHT, terms.COEFFICIENTS), DATA)
-    assert terms.error(move, expected) <= 1e-6 and loss == pytest.approx(terms.loss_of(means), rel=1e-5)
-
-
-@pytest.mark.host
-def test_plain_loop_is_that_of_the_oracle():
-    network = terms.Net()
-    expected, means = terms.oracle(network, DATA)
-    move, loss = loop(network, Terms(terms.WEIGHT, terms.COEFFICIENTS), DATA, way="loop")
-    assert terms.error(move, expected) <= 1e-6 and loss == pytest.approx(terms.loss_of(means), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import weakref
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn, ops
+from mindspore import nn
 from mindspore.train import Model
 
 from helpers import batches, cross_entropy
@@ -20,7 +20,6 @@ from ms_accum import (
     TrainForwardBackward,
     TrainOptim,
     evaluate,
-    verify,
 )
 from ms_accum.network.compiled import Compiled, call
 
@@ -32,15 +31,6 @@ class Net(nn.Cell):
 
     def construct(self, x):
         return self.dense(x)
-
-
-class Terms(nn.Cell):
-    def __init__(self):
-        super().__init__()
-        self.loss = cross_entropy()
-
-    def construct(self, logits, labels):
-        return {"ce": self.loss(logits, labels), "size": ops.mean(logits * logits)}
 
 
 def data():
@@ -79,11 +69,6 @@ def model(network):
     model = Model(step, **metrics)
     model.train(1, dataset, callbacks=[FlushTail()])
     model.eval(dataset)
-
-
-def check(network):
-    window = tuple(ops.cat(column) for column in zip(*data()))
-    assert verify(network, cross_entropy(), window, 2).ok
 
 
 WAYS = {

@@ -84,17 +84,6 @@ def train(model, sizes=(8, 8, 8, 8), window=2, **options):
     model.train_process(1, data(sizes), window, report=(), ckpt_path=None, **options)
 
 
-def test_driver_compiles_once_per_shape(compiles, window=2):
-    model = make_driver(nn.Dense(6, 3))
-    train(model, window=window)
-    number = len(compiles)
-    assert number > 0
-    train(model, window=window)
-    assert len(compiles) == number
-    train(model, (4, 4), window=window)
-    assert len(compiles) > number
-
-
 def own(compiles):
     """Return the names of the compiled graphs, without those of MindSpore's optimizers, which are always compiled."""
     return [name for name in compiles if "mindspore/nn/optim" not in name and "_UpdateOutside" not in name]
@@ -134,13 +123,6 @@ def test_evaluation_follows_the_weights():
     network.bias.set_data(Tensor([0.0, 0.0, 9.0], ms.float32))
     labels = np.concatenate([label.asnumpy() for _, label in data()])
     assert evaluate(network, data()) == (int((labels == 2).sum()), len(labels))
-
-
-def test_training_mode_is_not_that_of_evaluation():
-    network = nn.SequentialCell(nn.Dense(6, 3), nn.Dropout(p=0.9))
-    network.set_train()
-    assert evaluate(network, data()) == evaluate(network[0], data())
-    assert network.training
 
 
 def test_cells_and_step_run_as_graphs():

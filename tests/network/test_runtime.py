@@ -81,30 +81,6 @@ def test_default_equals_that_of_onednn():
     assert done.stdout == "True\n"
 
 
-PRINT_ISA = """
-import ctypes, os, sys
-from pathlib import Path
-import numpy as np
-import mindspore as ms
-from mindspore import Tensor, nn
-if sys.argv[1] == "late":
-    nn.Conv2d(1, 2, 3)(Tensor(np.ones((1, 1, 8, 8), np.float32)))
-os.environ["ONEDNN_MAX_CPU_ISA"] = "SSE41"
-print(ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libdnnl.so.3")).dnnl_get_effective_cpu_isa())
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which is not queried")
-def test_onednn_reports_the_instruction_set_it_has_read():
-    """With SSE41 instead of AVX2, because every machine has it."""
-    reported = {}
-    for moment in ("early", "late"):
-        done = subprocess.run([sys.executable, "-c", PRINT_ISA, moment], capture_output=True, text=True, check=True)
-        reported[moment] = int(done.stdout)
-    assert reported["early"] == 1 < reported["late"]
-
-
 @pytest.mark.parametrize(("version", "names"), [("2.7.2", []), ("2.8.0", [HOST]), ("2.9.0", [HOST, KERNELS])])
 def test_older_versions_get_fewer_settings(monkeypatch, version, names):
     monkeypatch.setattr(ms, "__version__", version)

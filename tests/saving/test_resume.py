@@ -40,13 +40,6 @@ from runs import (
 pytestmark = pytest.mark.host
 
 
-@pytest.fixture(scope="module")
-def uninterrupted(mode):
-    """The result of a run with windows of 3."""
-    with running_in(mode):
-        return Run().train(numbers(), 3).left
-
-
 def with_statistics(features):
     """Return a network whose forwards change statistics and a counter."""
     ms.set_seed(1)
@@ -116,22 +109,6 @@ def test_tail_that_is_read_again_does_not_end_its_epoch_again(tmp_path, window, 
     assert ended == [1, 2, 3, 4]
 
 
-@pytest.mark.host
-def test_stopping_several_times(tmp_path):
-    expected = Run(adam_with_schedule).train(numbers(), 4).left
-    result = stopped_and_resumed(tmp_path, [13, 2, 12], lambda: Run(adam_with_schedule), numbers, 4)
-    check_same(result, expected)
-
-
-@pytest.mark.host
-def test_stopping_inside_a_split_batch(tmp_path):
-    def data():
-        return numbers([20, 20, 9])
-
-    expected = Run().train(data(), micro_batch_size=6).left
-    check_same(stopped_and_resumed(tmp_path, [6, 12], Run, data, micro_batch_size=6), expected)
-
-
 def test_stopping_with_shuffled_digits(tmp_path):
     def make():
         return Run(features=64)
@@ -174,25 +151,6 @@ def test_random_number_generators_are_restored(tmp_path):
     with pytest.raises(Stopped):
         train("stopped", 1, stop=lambda: len(drawn) == 4)
     assert train("stopped", 9, resume="auto") == expected
-
-
-class Drawn:
-    """A data set that draws the order of each epoch from NumPy's generator."""
-
-    def __len__(self):
-        return len(ROWS)
-
-    def __iter__(self):
-        rows = numbers()
-        return iter([rows[number] for number in np.random.permutation(len(rows))])
-
-
-@pytest.mark.parametrize("stops", [(3, 9), (13, 12), (20, 2)])
-def test_order_drawn_from_numpy_is_drawn_again(tmp_path, stops):
-    """This includes the orders of epochs that are read and discarded, and of later ones."""
-    expected = Run().train(Drawn(), 4, epochs=3).left
-    ms.set_seed(1)
-    check_same(stopped_and_resumed(tmp_path, stops, Run, Drawn, 4, epochs=3), expected)
 
 
 def test_resuming_a_finished_run_trains_nothing(tmp_path):
@@ -367,36 +325,6 @@ def saved(stopped, tmp_path):
     return Path(shutil.copy(stopped, tmp_path / "saved"))
 
 
-def test_every_and_keep(tmp_path):
-    Run().train(even(), 1, epochs=1, states=Checkpointer(tmp_path, every=2, keep=2))
-    assert names(tmp_path) == ["state-00000003.safetensors", "state-00000004.safetensors"]
-    updates = [training_state.read(str(path)).metadata["updates"] for path in sorted(tmp_path.glob("state-*"))]
-    assert updates == [6, 7]
-
-
-def test_tails_count_as_updates(tmp_path):
-    """No window of this run is full."""
-    Run().train(even()[:2], 3, epochs=4, states=Checkpointer(tmp_path, every=1, keep=9))
-    assert len(names(tmp_path)) == 4  # the last one is the end, too
-
-
-@pytest.mark.host
-def test_stop_at_a_windows_end_is_between_windows(tmp_path):
-    run = Run()
-    with pytest.raises(Stopped):
-        run.train(even(), 3, states=Checkpointer(tmp_path, stop=lambda: run.model.updates == 2))
-    assert (run.model.updates, run.model.micro_batches) == (2, 0)
-    assert training_state.read(str(tmp_path / "state-00000001.safetensors")).metadata["updates"] == 2
-
-
-def test_minutes(tmp_path):
-    """At the ends of windows, and at the end of the run."""
-    Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path / "a", minutes=1e-9, keep=9))
-    assert len(names(tmp_path / "a")) == 4  # the last one is the end, too
-    Run().train(even(), 2, epochs=1, states=Checkpointer(tmp_path / "b", minutes=60, keep=9))
-    assert len(names(tmp_path / "b")) == 1
-
-
 def scores(*values):
     """Return a function that returns these scores one after the other."""
     remaining = iter(values)
@@ -410,22 +338,6 @@ def test_end_of_a_run_is_scored_and_saved_once(tmp_path):
         even(), 1, epochs=1, states=Checkpointer(tmp_path, every=1, keep=99, score=lambda: calls.append(1) or 0.0)
     )
     assert len(calls) == len(names(tmp_path)) == 7
-
-
-def test_best_state_survives_a_stop(tmp_path):
-    """The best state and the scored updates are the same as without a stop."""
-    run = Run()
-    stopped = Checkpointer(tmp_path, every=2, score=scores(3, 9, 2), stop=lambda: run.model.updates == 5)
-    with pytest.raises(Stopped):
-        run.train(even(), 1, states=stopped)
-    assert names(tmp_path) == ["state-00000002.safetensors", "state-00000003.safetensors"]
-    resumed = Checkpointer(tmp_path, every=2, score=scores(8, 4, 5, 6, 7), resume="auto")
-    Run().train(even(), 1, states=resumed)
-    assert resumed.best == 9
-    assert names(tmp_path) == ["state-00000002.safetensors", "state-00000008.safetensors"]
-    saved_facts = [training_state.read(str(path)).metadata for path in sorted(tmp_path.glob("state-*"))]
-    assert [facts["updates"] for facts in saved_facts] == [4, 14]
-    assert saved_facts[1]["best"] == [9, "state-00000002.safetensors"]
 
 
 def scored_updates(folder, stop=None):

@@ -145,16 +145,6 @@ def test_request_stop_ends_run_without_error(moment, windows):
 
 
 @pytest.mark.host
-def test_run_stopped_inside_epoch_resumes_there(tmp_path):
-    stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
-    uninterrupted, resumed = driver()[0], driver()[0]
-    expected = train(uninterrupted)
-    stopped = train(driver()[0], callbacks=stop, checkpointer=Checkpointer(tmp_path))
-    rest = train(resumed, checkpointer=Checkpointer(tmp_path, resume="auto"))
-    assert len(stopped) == 1 and [record.loss for record in stopped + rest] == [record.loss for record in expected]
-
-
-@pytest.mark.host
 def test_resumed_run_counts_the_windows_before_it(tmp_path):
     stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
     train(driver()[0], callbacks=stop, checkpointer=Checkpointer(tmp_path))
@@ -246,43 +236,9 @@ def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
 
 
 @pytest.mark.host
-def test_early_stopping_on_evaluation_loss():
-    model, _ = driver(lr=1e-9)
-    stop = EarlyStopping("eval_loss", patience=2, min_delta=1.0)
-    records = train(model, epochs=9, callbacks=stop, valid_dataset=data([4], seed=5))
-    assert records[-1].epoch == 3 and stop.stopped_epoch == 3  # the first is better than infinity
-
-
-@pytest.mark.host
-def test_early_stop_prints_line(capsys):
-    stop, valid = EarlyStopping("eval_loss", patience=1, min_delta=1.0), data([4], seed=5)
-    driver(lr=1e-9)[0].train_process(9, data(), 2, ckpt_path=None, callbacks=stop, valid_dataset=valid)
-    assert capsys.readouterr().out.splitlines()[-1] == "stopped by a callback in epoch 2 of 9"
-
-
-@pytest.mark.host
 def test_end_by_number_of_updates_is_not_an_early_stop(capsys):
     driver()[0].train_process(9, data(), 2, ckpt_path=None, max_updates=2)
     assert "stopped" not in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_restored_weights_are_those_of_best_epoch():
-    model, optimizer = driver(lr=50.0)
-    kept = []
-    keep = LambdaCallback(on_train_epoch_end=lambda _: kept.append(optimizer.parameters[0].asnumpy().copy()))
-    stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
-    train(model, epochs=9, callbacks=[keep, stop], valid_dataset=data([4], seed=5))
-    assert len(kept) > 1
-    np.testing.assert_array_equal(optimizer.parameters[0].asnumpy(), kept[-2])
-
-
-@pytest.mark.slow
-def test_reduce_lr_on_plateau_changes_learning_rate_of_updates():
-    model, optimizer = driver(lr=1e-3)
-    reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
-    records = train(model, epochs=3, callbacks=reduce, valid_dataset=data([4], seed=5))
-    assert [record.lr for record in records[::3]] == pytest.approx([1e-3, 1e-3, 5e-4])
 
 
 def test_learning_rate_scheduler_counts_windows():
@@ -345,20 +301,6 @@ def test_evaluation_weighs_as_training():
     valid = [micro_batch(1.0), poison, micro_batch(3.0)]
     model.train_process(1, [micro_batch(1.0)], 1, valid_dataset=valid, callbacks=last, report=(), ckpt_path=None)
     assert last.loss == pytest.approx(-(1 * 1.0 + 3 * 3.0) / (1 + 3))
-
-
-@pytest.mark.host
-def test_evaluation_follows_update_of_tail():
-    """The last window of the epoch is shorter: its update must be in what is evaluated."""
-    model, optimizer = driver(lr=1.0)
-    weights = []
-
-    class KeepsWeights(RecordedCalls):
-        def on_eval_begin(self, run_context):
-            weights.append(optimizer.parameters[0].asnumpy().copy())
-
-    train(model, epochs=1, callbacks=KeepsWeights(), valid_dataset=data([4]))
-    np.testing.assert_array_equal(weights[0], optimizer.parameters[0].asnumpy())
 
 
 class Evaluated(Callback):
@@ -467,19 +409,6 @@ def test_request_to_stop_ends_an_evaluation(tmp_path, every):
     assert evaluated.updates == ([3, 6] if every is None else [2, 4, 6])
 
 
-@pytest.mark.host
-def test_evaluation_restores_training_mode_and_statistics():
-    network = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3), nn.BatchNorm1d(3))
-    network[2].set_train(False)
-    moving_mean = network[2].moving_mean.asnumpy().copy()
-    model = GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
-    network.set_train()
-    network[2].set_train(False)
-    train(model, valid_dataset=data([4]))
-    assert network.training and not network[2].training
-    np.testing.assert_array_equal(network[2].moving_mean.asnumpy(), moving_mean)
-
-
 class Modes(Callback):
     """Gives the Cells modes of their own before an evaluation, and reads them after it."""
 
@@ -559,13 +488,6 @@ def test_initial_epoch_continues_epoch_count():
 def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         driver()[0].train_process(2, data(), 2, ckpt_path=None, **{"report": (), **options})
-
-
-@pytest.mark.slow
-def test_iterator_is_not_read_before_evaluation():
-    recorded = RecordedCalls()
-    train(driver()[0], epochs=1, callbacks=recorded, valid_dataset=iter(data([4, 4])))
-    assert recorded.moments.count("on_eval_step_end") == 2
 
 
 @pytest.mark.host

@@ -6,7 +6,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 
-from idx_files import rows_of, write_mnist
+from idx_files import write_mnist
 from model_zoo import create_dataset
 from model_zoo.data.batches import Batches
 from model_zoo.data.images import ImageRows, Split
@@ -28,15 +28,6 @@ def epoch_of(dataset):
 def same(left, right):
     """Return whether two epochs are equal batch by batch."""
     return len(left) == len(right) and all(map(np.array_equal, left, right))
-
-
-def test_order_is_a_function_of_seed_and_epoch(folder):
-    first, second = create_dataset(folder, 8, seed=3), create_dataset(folder, 8, seed=3)
-    epochs = [epoch_of(first) for _ in range(3)]
-    np.random.seed(2)  # which changes nothing
-    assert all(same(epoch, epoch_of(second)) for epoch in epochs)
-    assert not same(epochs[0], epochs[1]) and not same(epochs[1], epochs[2])
-    assert not same(epochs[0], epoch_of(create_dataset(folder, 8, seed=4)))
 
 
 def test_one_iterator_equals_one_iterator_per_epoch(folder):
@@ -91,30 +82,6 @@ def test_shuffle(folder, usage, shuffle, shuffled):
     labels = np.concatenate(epoch_of(create_dataset(folder, 32, usage=usage, shuffle=shuffle)))
     assert np.array_equal(labels, np.arange(len(labels)) % 10) is not shuffled
     assert sorted(labels) == sorted(np.arange(len(labels)) % 10)
-
-
-@pytest.mark.parametrize(("drop", "sizes"), [(False, [24, 24, 16]), (True, [24, 24])])
-def test_drop_remainder(folder, drop, sizes):
-    dataset = create_dataset(folder, 24, drop_remainder=drop)
-    assert dataset.get_dataset_size() == len(sizes)
-    assert [len(batch) for batch in epoch_of(dataset)] == sizes
-
-
-def test_repeat_size(folder):
-    once, twice = create_dataset(folder, 24), create_dataset(folder, 24, 2)
-    assert twice.get_dataset_size() == 6
-    for _ in range(2):
-        assert same(epoch_of(twice), epoch_of(once) + epoch_of(once))
-
-
-@pytest.mark.parametrize("num_shards", [2, 5])
-def test_shards_contain_each_row_once(num_shards):
-    arguments = {"usage": "test", "shuffle": True, "num_shards": num_shards, "seed": 1}
-    shards = [create_dataset(shard_id=i, **arguments) for i in range(num_shards)]
-    for _ in range(2):
-        parts = [rows_of(shard) for shard in shards]
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1
-        assert sorted(row for part in parts for row in part) == sorted(rows_of(create_dataset(usage="test")))
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 8])

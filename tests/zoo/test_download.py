@@ -13,7 +13,7 @@ import pytest
 
 import model_zoo.data.download
 from cifar_files import entries, tarred, write_cifar10
-from idx_files import fingerprints, left_in, pairs, real_mnist, write_mnist, zipped
+from idx_files import fingerprints, left_in, pairs, write_mnist, zipped
 from loopback import sends
 from model_zoo import DataError, create_dataset, download_cifar10, download_mnist
 from model_zoo.data.cifar import TOP
@@ -83,19 +83,6 @@ def test_known_files():
     assert list(CIFAR10.files) == [f"{TOP}/data_batch_{n}.bin" for n in range(1, 6)] + [f"{TOP}/test_batch.bin"]
     hashes = [sha256 for source in (MNIST, CIFAR10) for sha256, _ in source.files.values()]
     assert len(set(hashes)) == 10 and {len(sha256) for sha256 in hashes} == {64}
-
-
-@pytest.mark.slow
-def test_real_archive(tmp_path, serve):
-    mnist = real_mnist(tmp_path / "original")
-    paths = [path for usage in ("train", "test") for path in MNIST.data_files.find(mnist, usage)]
-    files = {name: path.read_bytes() for name, path in zip(MNIST.files, paths)}
-    # The planted fault: one bit.
-    wrong = {**files, LABELS: files[LABELS][:-1] + bytes([files[LABELS][-1] ^ 1])}
-    bodies = [zipped(pairs(some), method=zipfile.ZIP_STORED) for some in (wrong, files)]
-    assert "SHA-256" in error_of(download_mnist, serve(sends(bodies[0])), tmp_path, DataError)
-    assert downloads_mnist(tmp_path / "data", serve(sends(bodies[1])))
-    download_mnist(tmp_path / "data", NOBODY)
 
 
 # What is there already

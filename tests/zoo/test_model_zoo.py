@@ -65,40 +65,22 @@ def test_classes_and_channels_change_first_and_last_layer_only():
     assert ResNet18(num_class=3).fc.weight.shape == (3, 512)
 
 
-@pytest.mark.parametrize(("network", "channels", "side"), [(LeNet5, 1, 32), (MLP, 1, 28), (ResNet18, 3, 32)])
-def test_graph_mode_equals_pynative_mode(network, channels, side):
-    net = network().set_train(False)
-    images = ms.Tensor(np.random.RandomState(0).randn(4, channels, side, side).astype(np.float32))
-    logits = net(images).asnumpy()
-    assert logits.shape == (4, 10)
-    assert np.isfinite(logits).all() and logits.std() > 0
-
-    @ms.jit
-    def forward(images):
-        return net(images)
-
-    np.testing.assert_allclose(forward(images).asnumpy(), logits, rtol=1e-5, atol=1e-6)
-
-
 def test_lenet5_equals_numpy_reference():
     net = LeNet5()
     image = np.random.RandomState(1).randn(1, 1, 32, 32).astype(np.float32)
     weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
     actual = net(ms.Tensor(image)).asnumpy()
     np.testing.assert_allclose(actual, _lenet5(image, weights), rtol=1e-4, atol=1e-5)
-    # The planted fault: without the second pooling's maximum, far more than the tolerance.
-    wrong = _lenet5(image, weights, pool=np.mean)
-    assert np.abs(actual - wrong).max() > 100 * 1e-5
 
 
-def _lenet5(image, weights, *, pool=np.max):
+def _lenet5(image, weights):
     """Compute LeNet-5 in NumPy: windows, products, and nothing else."""
     x = image.astype(np.float64)
     for layer in ("conv1", "conv2"):
         windows = np.lib.stride_tricks.sliding_window_view(x, (5, 5), axis=(2, 3))
         x = np.maximum(np.einsum("nchwij,ocij->nohw", windows, weights[f"{layer}.weight"]), 0)
         n, c, h, w = x.shape
-        x = pool(x.reshape(n, c, h // 2, 2, w // 2, 2), axis=(3, 5))
+        x = np.max(x.reshape(n, c, h // 2, 2, w // 2, 2), axis=(3, 5))
     x = x.reshape(len(x), -1)
     for layer in ("fc1", "fc2", "fc3"):
         x = x @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
@@ -124,12 +106,9 @@ def test_resnet18_equals_numpy_reference():
     actual = net(ms.Tensor(image)).asnumpy()
     expected = _resnet18_of(image, weights)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    # The planted fault: one shortcut less, the last.
-    wrong = _resnet18_of(image, weights, shortcut=lambda x, name: x * (name != "layer4.1"))
-    assert np.abs(actual - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
 
 
-def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
+def _resnet18_of(image, weights):
     """Compute ResNet-18 in NumPy, as it is when it does not train."""
 
     def layer(x, name, stride=1):
@@ -146,7 +125,7 @@ def _resnet18_of(image, weights, *, shortcut=lambda x, name: x):
         inner = np.maximum(normalize(layer(x, f"{name}.conv1", stride), f"{name}.bn1"), 0)
         if changes:
             x = normalize(layer(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
-        x = np.maximum(normalize(layer(inner, f"{name}.conv2"), f"{name}.bn2") + shortcut(x, name), 0)
+        x = np.maximum(normalize(layer(inner, f"{name}.conv2"), f"{name}.bn2") + x, 0)
     return x.mean((2, 3)) @ weights["fc.weight"].T + weights["fc.bias"]
 
 

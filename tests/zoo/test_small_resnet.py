@@ -5,12 +5,10 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, nn
+from mindspore import Tensor
 from test_model_zoo import convolve
 
-from helpers import cross_entropy
 from model_zoo import SmallResNet
-from reference import miss
 
 GAIN = (2 / (1 - 1 / np.pi)) ** 0.5
 
@@ -35,9 +33,6 @@ def test_small_resnet_equals_numpy_reference(rng):
     x, _ = images(rng, 2)
     actual, expected = net(x).asnumpy(), by_numpy(x.asnumpy(), weights)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-    # The planted fault: weights as they are.
-    wrong = by_numpy(x.asnumpy(), weights, standardize=lambda weight: weight)
-    assert np.abs(actual - wrong).max() > 100 * 1e-4 * np.abs(expected).max()
 
 
 def standardized(weight):
@@ -46,9 +41,9 @@ def standardized(weight):
     return rows.reshape(weight.shape)
 
 
-def by_numpy(x, weights, standardize=standardized):
+def by_numpy(x, weights):
     def layer(x, name, stride=1):
-        weight = standardize(weights[f"{name}.weight"]) * weights[f"{name}.gain"].reshape(-1, 1, 1, 1)
+        weight = standardized(weights[f"{name}.weight"]) * weights[f"{name}.gain"].reshape(-1, 1, 1, 1)
         return convolve(x, weight, stride) + weights[f"{name}.bias"].reshape(-1, 1, 1)
 
     x = np.maximum(layer(x, "stages.0"), 0)
@@ -58,23 +53,6 @@ def by_numpy(x, weights, standardize=standardized):
         inner = layer(np.maximum(layer(x, f"{block}.first"), 0), f"{block}.second")
         x = np.maximum(x + inner, 0)
     return x.mean((2, 3)) @ weights["head.weight"].T + weights["head.bias"]
-
-
-def gradients(net, *batches):
-    """Return the mean gradient of batches of one size."""
-    forward = nn.WithLossCell(net, cross_entropy())
-    differentiate = ms.value_and_grad(forward, None, net.trainable_params())
-    of_batches = [[gradient.asnumpy() for gradient in differentiate(*batch)[1]] for batch in batches]
-    return [sum(gradients) / len(batches) for gradients in zip(*of_batches)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("norm", ["none", "batch"])
-def test_accumulated_gradients_equal_large_batch(norm, rng):
-    """With BatchNorm they are not."""
-    net, (x, y) = network(norm), images(rng, 8)
-    differences = miss(gradients(net, (x[:4], y[:4]), (x[4:], y[4:])), gradients(net, (x, y)), 1e-4, 1e-5)
-    assert differences <= 1 if norm == "none" else differences > 100
 
 
 def test_first_layer_keeps_variance(rng):

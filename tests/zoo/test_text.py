@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from model_zoo import DataError, create_text_dataset
-from model_zoo.data import sentences as embedded
 from model_zoo.data.text import IGNORED
 
 pytestmark = pytest.mark.host
@@ -66,17 +65,6 @@ def test_hidden_files_are_not_trained_on(tmp_path):
     (folder / "part" / "book.txt").write_text("mine, and nothing else\n")
     characters = create_text_dataset(folder, 1, context=4).source.data.vocabulary.characters
     assert set(characters) == set("mine, and nothing else\n")
-
-
-def test_order_follows_seed_and_epoch(file):
-    first, second, other = (create_text_dataset(file, 3, context=4, seed=seed) for seed in (1, 1, 2))
-    epochs = [columns(first)[0] for _ in range(2)]
-    assert np.array_equal(epochs[0], columns(second)[0]) and not np.array_equal(*epochs)
-    assert not np.array_equal(epochs[0], columns(other)[0])
-    second.source.begin_with_epoch(1)
-    assert np.array_equal(epochs[1], columns(second)[0])
-    in_order = columns(create_text_dataset(file, 3, context=4, shuffle=False))[0]
-    assert sorted(map(bytes, epochs[0])) == sorted(map(bytes, in_order))
 
 
 def test_any_text_is_read_back_unchanged(tmp_path):
@@ -137,11 +125,3 @@ def test_missing_texts_are_named(tmp_path):
         create_text_dataset(tmp_path / "no")
     with pytest.raises(FileNotFoundError, match=r"has no \.txt file"):
         create_text_dataset(tmp_path)
-
-
-def test_verbs_of_the_sentences_agree_with_their_subjects():
-    for sentence in embedded.sentences().splitlines()[:300]:
-        words = sentence.lower().rstrip(".").split()
-        subject = next(word for word in words[1:] if word.rstrip("s") in embedded._SUBJECTS)
-        verbs = [word for word in words if word.rstrip("s") in embedded._VERBS]
-        assert {verb.endswith("s") for verb in verbs} == {not subject.endswith("s")}, sentence
