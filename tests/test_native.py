@@ -395,7 +395,7 @@ def test_ranks_compare_whether_they_use_the_operators(monkeypatch):
         monkeypatch.setenv(native.SWITCH, switch)
         optimizer = nn.SGD(Layers().trainable_params(), 0.1)
         compared.append(
-            resolve("Accumulator", optimizer, None, checked("Accumulator", {}), weighted=True).facts.items()
+            resolve("Accumulator", optimizer, None, checked("Accumulator", {}), divides=True).facts.items()
         )
     different = compared[0] ^ compared[1]
     assert {value for _, value in different} == {"none", "all"}

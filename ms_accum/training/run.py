@@ -35,7 +35,7 @@ from .callbacks import (
 from .data import Data, Position
 from .evaluation import Evaluation
 from .loop import RunState
-from .sizes import Sizes, planned, windows_by_epoch
+from .sizes import Sizes, windows_by_epoch
 from .step import Ended, Step
 from .windows import Windows
 
@@ -127,22 +127,24 @@ class Run:
             closing.enter_context(states.for_group(self._group))
         windows = self._find_position()
         self._callbacks = closing.enter_context(Callbacks([*plan.reports, *plan.callbacks], self._callback_arguments()))
-        self._callbacks("on_train_begin", planned=None if windows is None else windows - self.at.windows)
+        self._callbacks("on_train_begin", planned=windows)
         if states is not None:
             closing.enter_context(states.saving_at_the_end(self._take, can_save=lambda: self._step.can_save))
         if self.at.windows:
             warn_about_counters(self._callbacks.arguments.list_callback)
 
     def _find_position(self) -> int | None:
-        """Find where all ranks begin or resume; return the number of windows of the run, None if it is unknown."""
+        """Find where all ranks begin or resume; return the number of windows to come, None if it is unknown."""
         plan, step = self._plan, self._step
         self.at = self._resume() or plan.data.start()
         batches = plan.data.batches
-        updates_before = max(0, step.updates - self.at.windows)  # this run: window sizes may depend on them
-        now = {"open_micro_batches": len(self._waiting), "updates": updates_before}
-        windows = planned(_OWNER, batches, plan.sizes, plan.tail, plan.epochs, **now)
-        if windows is not None and plan.max_updates is not None:
-            windows = min(windows, self.at.windows + max(0, plan.max_updates - step.updates))
+        windows = None
+        if batches is not None:
+            epochs = plan.epochs - self.at.epoch + 1
+            now = {"done": self.at.batches, "open_micro_batches": len(self._waiting), "updates": step.updates}
+            windows = sum(windows_by_epoch(batches, plan.sizes, plan.tail, epochs, **now)) if epochs else 0
+            if plan.max_updates is not None:
+                windows = min(windows, max(0, plan.max_updates - step.updates))
         if self._group is not None:
             equal_on_ranks: dict[str, Any] = {"'epoch'": plan.epochs}
             equal_on_ranks |= {"updates before the run": step.updates, "windows before": self.at.windows}
@@ -150,8 +152,8 @@ class Run:
             if plan.tail == "carry" and plan.states is not None:  # the position of one is that of all
                 equal_on_ranks["number of batches in an epoch"] = batches
             agree(_OWNER, self._group, {**equal_on_ranks, **rate_facts(step.optimizer)})
-            of_ranks = gather_numbers(np.array([windows or 0], np.int64), self._group)
-            windows = int(of_ranks.max()) if of_ranks.all() else None
+            of_ranks = gather_numbers(np.array([-1 if windows is None else windows], np.int64), self._group)
+            windows = None if of_ranks.min() < 0 else int(of_ranks.max())
             take_from_rank_0(step.objective.forward.get_parameters(), self._group)
             offset_seeds_by_rank([step.objective.forward], self._group.rank)
         return windows

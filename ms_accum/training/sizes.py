@@ -142,7 +142,14 @@ def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", 
 
 
 def windows_by_epoch(
-    batches: int, sizes: Sizes | None, tail: str, epochs: int, *, open_micro_batches: int = 0, updates: int = 0
+    batches: int,
+    sizes: Sizes | None,
+    tail: str,
+    epochs: int,
+    *,
+    done: int = 0,
+    open_micro_batches: int = 0,
+    updates: int = 0,
 ) -> list[int]:
     """Return the number of windows in each epoch of a run, if none is skipped; None: each batch is a window.
 
@@ -150,12 +157,13 @@ def windows_by_epoch(
         batches (int): micro-batches in an epoch.
         sizes (Optional[Sizes]): the sizes of windows.
         tail (str), epochs (int): as for `GradientAccumulation`.
+        done (int): the batches of the first epoch that are done already. Default: 0.
         open_micro_batches (int): micro-batches that wait for the first window when the run begins. Default: 0.
         updates (int): updates before the run. Default: 0.
     """
     if sizes is None:
-        return [batches] * epochs
-    left_over = open_micro_batches if tail == "carry" else 0
+        return [batches - done, *[batches] * (epochs - 1)]
+    left_over = (open_micro_batches if tail == "carry" else 0) - done
     by_epoch: list[int] = []
     for _ in range(epochs):
         before, windows, left_over = updates + sum(by_epoch), 0, left_over + batches
