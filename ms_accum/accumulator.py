@@ -23,6 +23,7 @@ from .network.runtime import tune
 from .ranks.agreement import begin_together, check_drift
 from .ranks.group import gather_numbers
 from .ranks.zero import ZeroOptimizer
+from .saving.training_state import SETTING
 from .training.sizes import is_full, sizes_of
 
 if TYPE_CHECKING:
@@ -305,13 +306,11 @@ class Accumulator:
 
     @property
     def state(self) -> dict[str, Any]:
-        """dict, its Parameters by name; with several ranks without the sums, because they save between windows only."""
+        """dict, its Parameters by owner and name; with several ranks without the sums: they save between windows."""
         counters = ("micro_batches", "updates", "skipped", "updated", "grad_norm")
-        parameters = {"size": self._size, **{name: getattr(self, name) for name in counters}, **self._config.state}
-        sums = self._window.state
-        if self.group is not None:
-            sums = {name: parameter for name, parameter in sums.items() if name == "counts"}
-        return {**parameters, **sums}
+        own = {name: getattr(self, name) for name in counters} | ({} if self.group else self._window.state)
+        named = {f"window.{name}": parameter for name, parameter in own.items()}
+        return {f"{SETTING}.accumulate_step": self._size, **named, **self._config.state}
 
     @property
     def counters(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from mindspore import Tensor, nn
 
 from . import _check
 from .engine.config import Options, checked, with_options
-from .engine.ema import Ema, check_not_applied
+from .engine.ema import check_not_applied
 from .network.optimizers import warn_if_rate_vanishes
 from .ranks.agreement import agree
 from .ranks.group import is_first, total
@@ -24,7 +24,7 @@ from .training.evaluation import evaluation_of
 from .training.progress import progress
 from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of
 from .training.sizes import TAILS, Sizes, planned, sizes_of, warn_if_never_full
-from .training.step import Step
+from .training.step import ShowsWindows, Step
 
 if TYPE_CHECKING:
     from mindspore.dataset import Dataset
@@ -36,7 +36,7 @@ _OWNER = "GradientAccumulation"
 
 
 @with_options
-class GradientAccumulation:
+class GradientAccumulation(ShowsWindows):
     """Train a network with gradient accumulation: one update per window of micro-batches.
 
     The optimizer gets ``sum(w_i * g_i) / sum(w_i)``, the gradient of the mean loss over the window. This is exact also
@@ -290,7 +290,7 @@ class GradientAccumulation:
         waiting = list(self._waiting)
         self._waiting.clear()
         ended: Any = self._step.run(self._step.share(waiting))
-        if self._step.raises and is_not_finite(ended.grad_norm, ended.overflow, ended.samples):
+        if self._step.raises and is_not_finite(ended):
             raise_not_finite("the open window")
         return ended.updated
 
@@ -299,41 +299,6 @@ class GradientAccumulation:
         self._waiting.clear()
 
     @property
-    def micro_batches(self) -> int:
-        """int, the number of micro-batches that wait for their window to be complete, with ``tail="carry"``."""
-        return len(self._waiting)
-
-    @property
-    def updates(self) -> int:
-        """int, the number of updates so far."""
-        return self._step.updates
-
-    @property
-    def skipped(self) -> int:
-        """int, the number of windows without an update: gradient not finite, or all weights 0."""
-        return self._step.skipped
-
-    @property
     def updated(self) -> bool:
         """bool, whether the last window updated the parameters."""
         return self._step.updated
-
-    @property
-    def ema(self) -> Ema | None:
-        """Optional[Ema], the average of the weights."""
-        return self._step.config.ema
-
-    @property
-    def loss_scale(self) -> float:
-        """float, the current loss scale; 1 if there is none."""
-        return self._step.config.scale.number
-
-    @property
-    def overflows(self) -> int:
-        """int, the number of windows that overflowed, so that the dynamic loss scale was lowered."""
-        return self._step.config.scale.overflows
-
-    @property
-    def left_out(self) -> int:
-        """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self._step.config.left_out

@@ -22,7 +22,7 @@ from .ranks.agreement import check_drift
 from .ranks.zero import ZeroOptimizer
 from .training.callbacks import is_not_finite
 from .training.sizes import is_full, sizes_of
-from .training.step import Ended, Step, never
+from .training.step import Ended, ShowsWindows, Step, never
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -32,7 +32,7 @@ _SIZE = _check.Argument(_OWNER, "gradient_accumulation_steps")
 
 
 @with_options
-class AccumulatedTrainStep(Compiled):
+class AccumulatedTrainStep(ShowsWindows, Compiled):
     """A train step for `mindspore.train.Model` that accumulates gradients and updates once per window.
 
     The optimizer gets ``sum(w_i * g_i) / sum(w_i)``, the gradient of the mean loss over the window. This is exact also
@@ -124,11 +124,9 @@ class AccumulatedTrainStep(Compiled):
             compiles=self.compiles,
         )
         sizes = {"gradient_accumulation_steps": self._sizes.settings}
-        self.windows = Step(_OWNER, self._objective, optimizer, options, sizes)
-        """Step, runs the windows, and counts them."""
-        self.group = self.windows.group
+        self._step = Step(_OWNER, self._objective, optimizer, options, sizes)
+        self.group = self._step.group
         self.optimizer = optimizer
-        self.reduction = reduction
         self.contains(self._objective.evaluated)
         self.trained = self._objective.forward
         """Cell, returns the loss that is differentiated: `Model` sets it to training, and saves its Parameters."""
@@ -170,17 +168,17 @@ class AccumulatedTrainStep(Compiled):
             return None
         check_not_applied(_OWNER, self.ema)
         waiting, self._waiting = self._waiting, []
-        window = self.windows.share(waiting or None)
+        window = self._step.share(waiting or None)
         if not window.ranks:
             return None
-        ended = self.windows.run(window, self.stops if self.group is None else never)  # ranks finish it
+        ended = self._step.run(window, self.stops if self.group is None else never)  # ranks finish it
         if ended is None:
             self._waiting = waiting
             return None
         self._updated, self._grad_norm, self.terms = ended.updated, ended.grad_norm, dict(ended.terms)
-        left_out = self.windows.config.skips is not None and not math.isfinite(ended.loss)
+        left_out = self._step.config.skips is not None and not math.isfinite(ended.loss)
         self._loss = ended.loss if ended.samples and not left_out else 0.0
-        self._not_finite += is_not_finite(ended.grad_norm, ended.overflow, ended.samples)
+        self._not_finite += is_not_finite(ended)
         return ended
 
     def epoch_begins(self, micro_batches: int) -> None:
@@ -190,7 +188,7 @@ class AccumulatedTrainStep(Compiled):
     def clear(self) -> None:
         """Discard the micro-batches of an open window, and what is known of the last one."""
         self._waiting, self._left, self._loss, self.terms = [], 0, 0.0, {}
-        self.windows.open(self._sizes.constant or 0)
+        self._step.open(self._sizes.constant or 0)
 
     def flush(self) -> bool:
         """Update with the micro-batches of an open window; return whether the parameters were updated.
@@ -230,21 +228,21 @@ class AccumulatedTrainStep(Compiled):
     @property
     def settings(self) -> dict[str, Any]:
         """dict, the settings that must be equal in a resumed run."""
-        return self.windows.settings
+        return self._step.settings
 
     @property
     def state(self) -> dict[str, Any]:
         """dict, its own Parameters in a training state, without those of the network and the optimizer."""
-        return self.windows.config.state
+        return self._step.config.state
 
     @property
     def counters(self) -> dict[str, int]:
         """dict, the counters of past windows, for a training state."""
-        return {**self.windows.counters, "updated": self._updated}
+        return {**self._step.counters, "updated": self._updated}
 
     def load(self, counters: Mapping[str, Any]) -> None:
         """Continue from saved counters."""
-        self.windows.load(counters)
+        self._step.load(counters)
         self._updated = counters["updated"]
 
     @property
@@ -258,39 +256,9 @@ class AccumulatedTrainStep(Compiled):
         return self._updated
 
     @property
-    def micro_batches(self) -> int:
-        """int, the number of micro-batches that wait for their window to be complete."""
-        return len(self._waiting)
-
-    @property
-    def updates(self) -> int:
-        """int, the number of updates so far."""
-        return self.windows.updates
-
-    @property
-    def skipped(self) -> int:
-        """int, the number of windows so far without an update: gradient not finite, or all weights 0."""
-        return self.windows.skipped
-
-    @property
-    def ema(self) -> Ema | None:
-        """Optional[Ema], the average of the weights."""
-        return self.windows.config.ema
-
-    @property
-    def loss_scale(self) -> float:
-        """float, the current loss scale; 1 if there is none."""
-        return self.windows.config.scale.number
-
-    @property
-    def overflows(self) -> int:
-        """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
-        return self.windows.config.scale.overflows
-
-    @property
-    def left_out(self) -> int:
-        """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
-        return self.windows.config.left_out
+    def raises(self) -> bool:
+        """bool, whether the first window without a finite gradient ends the run."""
+        return self._step.raises
 
     @property
     def grad_norm(self) -> float:

@@ -226,7 +226,8 @@ class System:
             before = len(self.recorder.records)
             self.system.train_process(epochs, data, **options)
             records = self.recorder.records
-            if self.group is None and not any(record.skipped for record in records[before:]):  # sizes may depend on updates
+            skipped = any(record.skipped for record in records[before:])  # sizes may depend on updates
+            if self.group is None and not skipped:
                 assert self.recorder.planned == len(records) - before
 
         self.stopped(train, stops, folder)

@@ -394,9 +394,7 @@ def test_ranks_compare_whether_they_use_the_operators(monkeypatch):
     for switch in ("0", "1"):
         monkeypatch.setenv(native.SWITCH, switch)
         optimizer = nn.SGD(Layers().trainable_params(), 0.1)
-        compared.append(
-            resolve("Accumulator", optimizer, None, checked("Accumulator", {}), divides=True).facts.items()
-        )
+        compared.append(resolve("Accumulator", optimizer, None, checked("Accumulator", {}), divides=True).facts.items())
     different = compared[0] ^ compared[1]
     assert {value for _, value in different} == {"none", "all"}
     assert {name for name, _ in different} == {"C++ operators (MS_ACCUM_NATIVE=0 turns them off)"}

@@ -81,7 +81,7 @@ class Boundary:
         stages += [Norm(measures, own_scale(optimizer), divided=divides)]
         stages += [] if config.clip_norm is None else [Clip(config.clip_norm)]
         stages += [Multiply(in_place)] if native is None or config.stages else []
-        stages += config.stages
+        stages += config.stages.values()
         stages += [Cast(config.parameters)] if native is None else []
         stages += [Finite(measures)] if narrow else []
         update = Update(config, emptied) if native is None else native

@@ -163,7 +163,7 @@ class TrainForwardBackward(Compiled):
 
     def construct(self, *inputs: Any, weight: Tensor | None = None) -> Any:
         window = self.window
-        if weight is not None and not (window.weight_sum or window.config.shares):
+        if weight is not None and not window.takes_weights:
             raise ValueError("For 'TrainForwardBackward', 'weight' must come with a 'weight_sum', but got none.")
         counted = None
         if window.weight_sum or weight is not None:

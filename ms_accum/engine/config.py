@@ -21,7 +21,7 @@ from ..ranks.reduction import Summing, summing
 from .ema import Ema
 from .loss_scale import DynamicScale, LossScale, scale_of
 from .nonfinite import SKIP_MICRO, SKIP_WINDOW, SkipMicro, policy_of
-from .stages import Stage, UserStage, user_stages
+from .stages import Stage, user_stages
 
 if TYPE_CHECKING:
     from mindspore.amp import LossScaleManager, LossScaler
@@ -111,7 +111,7 @@ def with_options(kind: _Kind) -> _Kind:
     own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
     types = Options.__annotations__
     options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name])
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name].__forward_arg__)
         for name, default in DEFAULTS.items()
         if name not in own
     ]
@@ -122,11 +122,7 @@ def with_options(kind: _Kind) -> _Kind:
     return kind
 
 
-OPTIONAL_PREFIXES = ("loss_scale", "nonfinite", "ema")
-"""tuple[str], the prefixes of Parameters that only the training state, or only the resumed run, may have."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class WindowConfig:
     """What a window works with. What is absent is not in the graph."""
 
@@ -158,14 +154,13 @@ class WindowConfig:
     """Leaves out micro-batches."""
     ema: Ema | None
     """The average of the weights."""
-    stages: tuple[UserStage, ...]
-    """What changes the window's gradient between clipping and the update, in this order."""
+    stages: dict[str, Any]
+    """What changes the window's gradient between clipping and the update, in this order, by option."""
 
     @property
     def parts(self) -> dict[str, Any]:
         """dict, what takes part in a window, by the name of its option: each has `state`, `changed` and `settings`."""
-        stages = {f"stages.{number}": stage for number, stage in enumerate(self.stages, 1)}
-        named = {"loss_scale": self.scale, "nonfinite": self.skips, "ema": self.ema, **stages}
+        named = {"loss_scale": self.scale, "nonfinite": self.skips, "ema": self.ema, **self.stages}
         return {name: part for name, part in named.items() if part is not None}
 
     @property
@@ -270,5 +265,5 @@ def resolve(
         scale=scale,
         skips=SkipMicro() if policy == SKIP_MICRO else None,
         ema=ema,
-        stages=user_stages(owner, options["stages"], optimizer, network),
+        stages={**user_stages(owner, options["stages"], optimizer, network)},
     )

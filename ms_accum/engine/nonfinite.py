@@ -74,7 +74,7 @@ class SkipMicro:
     @property
     def state(self) -> dict[str, Any]:
         """dict, its Parameters in a training state, by name."""
-        return {"left_out": self.left_out}
+        return {"left_out": self.left_out, "counts": self.counts}
 
     @property
     def changed(self) -> tuple:

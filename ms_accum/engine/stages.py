@@ -30,7 +30,7 @@ class UserStage:
 
     Args:
         owner (str): the name used in error messages.
-        number (int): its place, from 1.
+        number (int): its place, from 0.
         stage (Stage): what is called.
         trained (Sequence[Parameter]): the trained parameters.
         known (dict[int, str]): the names of all Parameters that are not its own, by id. Its own are added.
@@ -39,7 +39,7 @@ class UserStage:
     def __init__(self, owner: str, number: int, stage: Any, trained: Sequence[Parameter], known: dict[int, str]):
         self.owner, self.stage = owner, stage
         self.name = getattr(stage, "__qualname__", type(stage).__name__)
-        self.what = f"the gradients of stage {number} ({self.name})"
+        self.what = f"the gradients of stages[{number}] ({self.name})"
         self.trained = tuple(trained)
         self.skipped = untrained(f"{unique_name('stage')}.skipped", 0, ms.int32)
         """Parameter, the windows so far that it skipped."""
@@ -82,8 +82,8 @@ class UserStage:
         return changed, ops.depend(keep, counted)
 
 
-def user_stages(owner: str, stages: Any, optimizer: nn.Cell, network: nn.Cell | None) -> tuple[UserStage, ...]:
-    """Return the stages of the user's argument, or raise an error if it is invalid."""
+def user_stages(owner: str, stages: Any, optimizer: nn.Cell, network: nn.Cell | None) -> dict[str, UserStage]:
+    """Return the stages of the user's argument by name, or raise an error if it is invalid."""
     if isinstance(stages, str) or not isinstance(stages, Sequence):
         _check.raise_invalid(TypeError, owner, "stages", "a list of functions or objects", repr(stages))
     for stage in stages:
@@ -99,7 +99,8 @@ def user_stages(owner: str, stages: Any, optimizer: nn.Cell, network: nn.Cell | 
         _check.raise_invalid(ValueError, owner, "stages", rule, f"{len(stages)}", remedy)
     others = [*optimizer.get_parameters(), *([] if network is None else network.get_parameters())]
     known = {id(parameter): parameter.name for parameter in others} if stages else {}
-    return tuple(UserStage(owner, number, stage, optimizer.parameters, known) for number, stage in enumerate(stages, 1))
+    made = [UserStage(owner, number, stage, optimizer.parameters, known) for number, stage in enumerate(stages)]
+    return {f"stages[{number}]": stage for number, stage in enumerate(made)}
 
 
 def _parameters(value: Any, seen: set[int], name: str = "") -> Iterator[tuple[str, Parameter]]:

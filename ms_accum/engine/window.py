@@ -48,6 +48,8 @@ class Window:
         self.skips = config.skips if self.has_sums else None
         self.weight_in_loss = config.weight_in_loss and self.has_sums
         """bool, whether a loss is multiplied by its weight, instead of the gradients."""
+        self.takes_weights = bool(self.weight_sum) or config.shares
+        """bool, whether micro-batches have weights."""
         self.sum_over_ranks = config.summing.of_micro_batch
         self.names = tuple(parameter.name for parameter in config.parameters)
         self.shapes = tuple(parameter.shape for parameter in config.parameters)
@@ -120,8 +122,6 @@ class Window:
         sums: dict[str, Any] = {f"grad_sum.{name}": total for name, total in zip(self.names, self.grad_sum)}
         if self.weight_sum:
             sums["weight_sum"] = self.weight_sum[0]
-        if self.skips is not None:
-            sums["counts"] = self.skips.counts
         return sums
 
 

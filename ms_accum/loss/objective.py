@@ -66,8 +66,8 @@ class Objective:
         self.summing = check_reduction(owner, loss_fn, reduction) == "sum"
         """bool, whether losses are sums, which are added as they are."""
         way_out = "(network, loss_fn)" if owner == "AccumulatedTrainStep" else "a 'loss_fn'"
-        self._columns = ColumnsCheck(network, loss_fn, f"Give {way_out}, or a network that returns its loss.")
-        self.evaluated = network if loss_fn is None else WithLoss(network, loss_fn, self._columns.of_output())
+        self.columns = ColumnsCheck(network, loss_fn, f"Give {way_out}, or a network that returns its loss.")
+        self.evaluated = network if loss_fn is None else WithLoss(network, loss_fn, self.columns.of_output())
         if self.terms is not None:
             self.evaluated = LossOfTerms(owner, network, loss_fn, self.terms)
         """Cell, returns a micro-batch's loss, or its terms, from its columns."""
@@ -135,7 +135,7 @@ class Objective:
         """
         types = tuple([(column.ndim, column.dtype) for column in micro_batch])
         if types not in self._accepted:
-            self._columns.check(self._data, micro_batch)
+            self.columns.check(self._data, micro_batch)
             self._accepted.add(types)
             if not ((self.weight and self.weight.is_guess) or any(map(numbers_rows, micro_batch[1:]))):
                 self._additivity = None  # the loss is a known mean, which compares no rows
@@ -143,18 +143,6 @@ class Objective:
             self._additivity.check(micro_batch, trained)
             if self._additivity.over:
                 self._additivity = None
-
-    def ran(self) -> None:
-        """Note that what was checked has been run, so that later errors have other causes."""
-        self._columns.ran()
-
-    def check_valid_batch(self, batch: tuple) -> None:
-        """Reject an invalid batch of the validation data set."""
-        self._columns.check(_check.VALID, batch)
-
-    def raise_in_one_line(self, error: BaseException) -> None:
-        """Raise MindSpore's error about the first columns of their types in one line; do nothing for other errors."""
-        self._columns.raise_in_one_line(error)
 
 
 class Weight:

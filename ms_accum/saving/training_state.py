@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +20,9 @@ from .. import _check
 from ..network.generators import random_layers, random_state, set_random_state
 from ..network.parameters import as_array
 
+SETTING = "setting"
+"""str, the owner of the optimizer's settings, such as the learning rate, which may differ in a resumed run."""
+_ALWAYS = {"network", "optimizer", "scheduler", "window"}
 # The only entry of the metadata: the library writes several in an order of chance, and equal runs write equal files.
 _ENTRY = "ms_accum"
 
@@ -124,28 +127,23 @@ def capture(parameters: Mapping[str, Any], metadata: Mapping[str, Any], *, write
     return TrainingState(arrays, {**metadata, "random": random_state()})
 
 
-def restore(
-    state: TrainingState,
-    parameters: Mapping[str, Any],
-    source: str,
-    *,
-    leave_out: str = "",
-    optional: Collection[str] = (),
-) -> None:
+def restore(state: TrainingState, parameters: Mapping[str, Any], source: str, *, changed: bool = False) -> None:
     """Load the state's arrays into the Parameters, all or none, and set the random number generators.
 
     Args:
         state (TrainingState): the state to restore.
         parameters (Mapping): the Parameters by owner and name.
         source (str): the path of the state, used in error messages.
-        leave_out (str): the owner whose Parameters are not changed. Default: none.
-        optional (Collection[str]): owners that only the state or only this run may have. Default: none.
+        changed (bool): whether the run has other settings than the state: then those of the optimizer are not loaded,
+            and what is optional, such as an average of the weights, may be in one of the two only. Default: ``False``.
 
     Raises:
         CheckpointError: If arrays and Parameters do not match.
     """
-    unmatched = set(map(_owner_of, state.arrays)) ^ set(map(_owner_of, parameters))
-    excluded = {leave_out, *unmatched.intersection(optional)}
+    excluded = set()
+    if changed:
+        unmatched = set(map(_owner_of, state.arrays)) ^ set(map(_owner_of, parameters))
+        excluded = {SETTING, *(unmatched - _ALWAYS)}
     arrays = {name: array for name, array in state.arrays.items() if _owner_of(name) not in excluded}
     parameters = {name: parameter for name, parameter in parameters.items() if _owner_of(name) not in excluded}
     expected = {name: kind_of(as_array(parameter)) for name, parameter in parameters.items()}

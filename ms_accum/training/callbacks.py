@@ -75,7 +75,7 @@ def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, raises: bool) 
         skipped_in_a_row (int): the number before that.
         raises (bool): whether the first one ends the run.
     """
-    if not is_not_finite(record.grad_norm, record.overflow, record.samples):
+    if not is_not_finite(record):
         return skipped_in_a_row if record.skipped or not record.samples else 0
     if raises:
         micro_batches = f" (micro-batch {', '.join(map(str, record.bad))})" if record.bad else ""
@@ -88,12 +88,12 @@ def check_skipped(record: UpdateRecord, skipped_in_a_row: int, *, raises: bool) 
     return skipped_in_a_row + 1
 
 
-def is_not_finite(grad_norm: float, overflow: bool, samples: int) -> bool:
-    """Return whether a window was skipped because its gradient is not finite.
+def is_not_finite(window: Any) -> bool:
+    """Return whether a window, an `Ended` or an `UpdateRecord`, was skipped because its gradient is not finite.
 
     Not if all its weights are 0, or if it overflowed, so that the loss scale was lowered.
     """
-    return not (math.isfinite(grad_norm) or overflow) and samples > 0
+    return not (math.isfinite(window.grad_norm) or window.overflow) and window.samples > 0
 
 
 def raise_not_finite(window: str) -> NoReturn:

@@ -280,7 +280,7 @@ class Coupled:
         self._second_pass: LossOfRepresentations | None = None
         self._loss = math.nan
 
-    def updates(self, window: Shared) -> bool:
+    def can_update(self, window: Shared) -> bool:
         """Return whether the window can update."""
         return bool(window.number)
 

@@ -177,7 +177,7 @@ class Evaluation:
             first = next(iter(next(self._data.epochs(1))), None)
         if first is None:
             _check.VALID.raise_invalid(ValueError, "one that yields batches", "none")
-        self._objective.check_valid_batch(first)
+        self._objective.columns.check(_check.VALID, first)
 
     def __call__(self, callbacks: Callbacks, stop: Callable[[], bool]) -> dict[str, Any] | None:
         """Return the results by name, with ``"eval_loss"``; None if `stop` returned true on any of the ranks.

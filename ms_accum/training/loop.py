@@ -10,19 +10,15 @@ import numpy as np
 from mindspore import nn
 
 from .. import _check
-from ..engine.config import OPTIONAL_PREFIXES
 from ..network.optimizers import all_parameters, kind_of, parameters_in, settings_of
 from ..network.parameters import excluding
 from ..ranks.agreement import agree
 from ..ranks.group import Group, gather_numbers, is_first
 from ..saving.checkpointer import Checkpointer, FoundState, find_together
 from ..saving.model_file import CheckpointError
-from ..saving.training_state import TrainingState, capture, restore, warn_about_random_layers
+from ..saving.training_state import SETTING, TrainingState, capture, restore, warn_about_random_layers
 from .data import Data, Position
 from .step import Step
-
-SETTING = "setting"
-"""str, the owner of the optimizer's settings, such as the learning rate, which may differ in a resumed run."""
 
 
 def trained_parameters(network: nn.Cell, optimizer: Any, scheduler: Any = None) -> dict[str, Any]:
@@ -72,7 +68,7 @@ class RunState:
 
     def take(self, at: Position) -> TrainingState:
         """Return the state."""
-        return capture(self.parameters(), {"at": asdict(at), **self._step.counters}, writes=self._step.is_first)
+        return capture(self.parameters(), {"at": asdict(at), **self._step.counters}, writes=is_first(self._step.group))
 
     def parameters(self) -> dict[str, Any]:
         """Return the Parameters that are saved, by name.
@@ -103,10 +99,7 @@ class RunState:
             got = f"but got {epochs}: '{found_state.path}' has begun epoch {at.epochs_begun}"
             raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.epochs_begun}, {got}.")
         warn_about_random_layers(self._network)
-        if found_state.changed:
-            restore(found_state.state, parameters, found_state.path, leave_out=SETTING, optional=OPTIONAL_PREFIXES)
-        else:
-            restore(found_state.state, parameters, found_state.path)
+        restore(found_state.state, parameters, found_state.path, changed=bool(found_state.changed))
         self._step.load(metadata)
         return data.convert(at) if found_state.changed else at
 
@@ -279,11 +272,7 @@ class ResumableLoop:
         return int(self._accumulator.counters["updates"])
 
     def _parameters(self) -> dict[str, Any]:
-        window_parameters = {f"window.{name}": parameter for name, parameter in self._accumulator.state.items()}
-        trained = trained_parameters(self._network, self._accumulator.optimizer)
-        if "window.size" in window_parameters:
-            trained[f"{SETTING}.accumulate_step"] = window_parameters.pop("window.size")
-        return {**trained, **window_parameters}
+        return {**trained_parameters(self._network, self._accumulator.optimizer), **self._accumulator.state}
 
     def _capture(self) -> TrainingState:
         held = 0 if self._accumulator.waits else int(self._accumulator.micro_batches)
@@ -313,6 +302,6 @@ class ResumableLoop:
         if at.total != self._at.total:
             reason = f"has epochs of {_check.quantity(at.total or 0, 'batch')}, but this data set has {self._at.total}"
             raise CheckpointError(f"The run of '{found_state.path}' {reason}. Resume it with batches of the same size.")
-        restore(found_state.state, parameters, found_state.path, leave_out=SETTING if found_state.changed else "")
+        restore(found_state.state, parameters, found_state.path, changed=bool(found_state.changed))
         self._accumulator.load(found_state.state.metadata)
         self._at, self._reading, self._is_resumed = at, (at.epoch, at.batches), True

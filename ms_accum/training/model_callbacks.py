@@ -81,7 +81,7 @@ class FlushTail(Callback):
         self._times_applied = 0 if ema is None else ema.times_applied
         if run_context.get_stop_requested():
             self._flush(run_context)
-        if self._step.windows.raises:
+        if self._step.raises:
             self._raise_if_skipped(run_context, raises=True)
 
     def on_eval_begin(self, run_context: RunContext) -> None:
@@ -95,7 +95,7 @@ class FlushTail(Callback):
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:
         self._flush(run_context)
-        self._raise_if_skipped(run_context, raises=self._step.windows.raises)
+        self._raise_if_skipped(run_context, raises=self._step.raises)
         self._counts = self._step.counts
         if self._stop_together is not None:
             self._stop_together.epoch_ends()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import cache, lru_cache
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -28,6 +28,15 @@ _LARGEST = 24 * 2**20
 """int, the bytes of parameters up to which loops are faster than calls."""
 
 
+class Added(NamedTuple):
+    """What running micro-batches has returned."""
+
+    losses: list[np.ndarray]
+    """Of each the loss, or the loss and its terms."""
+    ended: tuple | None
+    """What `end` returns, if the window has ended with the last of them."""
+
+
 class ByCalls:
     """Runs windows with accumulators, micro-batch by micro-batch: the three Cells around one `Window`.
 
@@ -48,31 +57,28 @@ class ByCalls:
         if config.group is None and config.scale.value is None:
             self._add_and_end = AddAndEnd(network, window, self.optim)
         self._add_zeros = None if window.sum_over_ranks is None else _AddZeros(window)
-        self._ended: tuple | None = None
 
-    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> list[np.ndarray] | None:
-        """Run micro-batches, and return their losses; None if `stops` has asked to stop after one of them.
+    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> Added | None:
+        """Run micro-batches; None if `stops` has asked to stop after one of them.
 
         Args:
             inputs (Sequence[tuple]): of each micro-batch the factor of its loss, and the inputs of the network.
             ends (bool): whether `end` follows, so that the end may be in the same graph.
             stops (Callable): is asked after each micro-batch.
         """
-        losses = []
+        losses, ended = [], None
         for number, (factor, columns) in enumerate(inputs, 1):
-            losses.append(self._run(factor, columns, last=ends and number == len(inputs)))
+            weight = None if factor is None else _as_tensor(factor)
+            if self._add_and_end is None:
+                losses.append(self._forward_backward(*columns, weight=weight))
+            else:
+                last = ends and number == len(inputs)
+                loss, *ended_here = self._add_and_end(_ENDS if last else _GOES_ON, weight, *columns)
+                losses.append(loss)
+                ended = (*ended_here, None) if last else None
             if number < len(inputs) and stops():
                 return None
-        return [loss.asnumpy() for loss in losses]
-
-    def _run(self, factor: float | None, columns: tuple, *, last: bool) -> Tensor:
-        weight = None if factor is None else _as_tensor(factor)
-        if self._add_and_end is None:
-            return self._forward_backward(*columns, weight=weight)
-        loss, *ended = self._add_and_end(_ENDS if last else _GOES_ON, weight, *columns)
-        if last:
-            self._ended = (*ended, None)
-        return loss
+        return Added([loss.asnumpy() for loss in losses], ended)
 
     def pass_over(self, number: int) -> None:
         """Take part in this number of micro-batches of other ranks, which wait for the sum after each."""
@@ -82,15 +88,11 @@ class ByCalls:
 
     def end(self, losses: Callable[[], Tensor]) -> tuple:
         """Update and clear; return whether the optimizer was called, the norm, and the sum of `losses` over ranks."""
-        if self._ended is not None:
-            ended, self._ended = self._ended, None
-            return ended
         config = self.window.config
         return self.optim(losses()) if config.group or config.scale.value is not None else (*self.optim(), None)
 
     def clear(self) -> None:
         """Discard what has been added."""
-        self._ended = None
         self._clear()
 
 
@@ -159,20 +161,24 @@ class ByLoops:
         self._loop: Loop | None = Loop(by_calls.window, by_calls.network, by_calls.optim)
         self._has_run = False
         self._arrays: dict[tuple, tuple] = {}
-        self._ended: tuple | None = None
         self.window, self.pass_over = by_calls.window, by_calls.pass_over
+        self.end, self.clear = by_calls.end, by_calls.clear
 
-    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> list[np.ndarray] | None:
+    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> Added | None:
         """Do what `ByCalls.add` does; `stops` is asked after each graph."""
         losses: list[np.ndarray] = []
+        ended: tuple | None = None
         while self._loop is not None and len(losses) < len(inputs):
             if losses and stops():
                 return None
-            losses += self._run(self._loop, inputs[len(losses) :], ends)
-        return losses if self._loop is not None else self._by_calls.add(inputs, ends=ends, stops=stops)
+            added = self._run(self._loop, inputs[len(losses) :], ends)
+            losses, ended = [*losses, *added.losses], added.ended
+        if self._loop is None:  # MindSpore could not compile it
+            return self._by_calls.add(inputs, ends=ends, stops=stops)
+        return Added(losses, ended)
 
-    def _run(self, loop: Loop, inputs: Sequence[Inputs], ends: bool) -> list[np.ndarray]:
-        """Run the first micro-batches of these, as many as one graph takes, and return their losses."""
+    def _run(self, loop: Loop, inputs: Sequence[Inputs], ends: bool) -> Added:
+        """Run the first micro-batches of these, as many as one graph takes."""
         kind = _kind(inputs[0])
         if kind not in self._arrays:
             if len(self._arrays) >= _KINDS:
@@ -200,22 +206,10 @@ class ByLoops:
             _log.debug("For '%s', micro-batches are not run in a loop: %s", loop.owner, error)
             self._loop = None
             self._by_calls.clear()
-            return []
+            return Added([], None)
         self._has_run = True
-        if last:
-            self._ended = (*results[-2:], None)
         losses = results[:-2].reshape(len(factors), -1) if loop.has_terms else results[:-2]
-        return list(losses[:number])
-
-    def end(self, losses: Callable[[], Tensor]) -> tuple:
-        """Do what `ByCalls.end` does."""
-        ended, self._ended = self._ended, None
-        return ended or self._by_calls.end(losses)
-
-    def clear(self) -> None:
-        """Discard what has been added."""
-        self._ended = None
-        self._by_calls.clear()
+        return Added(list(losses[:number]), (*results[-2:], None) if last else None)
 
 
 def _kind(inputs: Inputs) -> tuple:
@@ -319,31 +313,19 @@ class WithoutSums:
 
     def __init__(self, network: nn.Cell, config: WindowConfig):
         self._cell = _RunAndUpdate(network, config)
-        self._ended: tuple | None = None
 
-    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> list[np.ndarray]:
+    def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> Added:
         """Run the micro-batch and update with it; its factor would be 1."""
         del ends, stops
-        losses = []
-        for _, columns in inputs:
-            loss, *ended = self._cell(*columns)
-            self._ended = (*ended, None)
-            losses.append(loss.asnumpy())
-        return losses
+        ((_, columns),) = inputs
+        loss, *ended = self._cell(*columns)
+        return Added([loss.asnumpy()], (*ended, None))
 
     def pass_over(self, number: int) -> None:
         """Do nothing: there are no other ranks."""
 
-    def end(self, losses: Callable[[], Tensor]) -> tuple:
-        """Return what `ByCalls.end` does."""
-        del losses
-        ended, self._ended = self._ended, None
-        assert ended is not None
-        return ended
-
     def clear(self) -> None:
-        """Discard the window."""
-        self._ended = None
+        """Do nothing: the window has no sums."""
 
 
 class _RunAndUpdate(Compiled):

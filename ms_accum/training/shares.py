@@ -20,7 +20,7 @@ from ..ranks.group import Group, gather_numbers
 Inputs = tuple[Union[float, None], tuple]  # of a micro-batch: a factor of its loss or gradients, and of the network
 
 
-class Part(NamedTuple):
+class Counted(NamedTuple):
     """A micro-batch that counts: what runs of a window."""
 
     number: int
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 class Shared(NamedTuple):
     """A window, and what all ranks know of it before it is run."""
 
-    parts: Sequence[Part]
+    parts: Sequence[Counted]
     """This rank's micro-batches that count."""
     divisors: np.ndarray
     """The sum of what they count for, of each term, over all ranks."""
@@ -71,7 +71,7 @@ def shared(
         batches (int): the number of batches of the epoch that this rank has read. Default: 0.
     """
     counted = [(columns, objective.divisors(columns)) for columns in micro_batches or ()]
-    parts = [Part(number, *each) for number, each in enumerate(counted, 1) if any(each[1])]
+    parts = [Counted(number, *each) for number, each in enumerate(counted, 1) if any(each[1])]
     size = 1 if objective.terms is None else len(objective.terms.names)
     divisors = summed([part.divisors for part in parts], size, None)
     samples, empty = sum(part.columns[0].shape[0] for part in parts), len(counted) - len(parts)
@@ -112,7 +112,7 @@ class OneLoss:
     def __init__(self, objective: Objective, leaves_out: bool):
         self._means, self._summing, self._leaves_out = objective.reduction == "mean", objective.summing, leaves_out
 
-    def updates(self, window: Shared) -> bool:
+    def can_update(self, window: Shared) -> bool:
         """Return whether the window can update: the mean over nothing does not exist; the sum of nothing is 0."""
         return not self._means or bool(window.divisors[0])
 
@@ -160,7 +160,7 @@ class SeveralTerms:
         self.runs_again = leaves_out
         """bool, whether what is left out changes the shares of the others, which are in their gradients already."""
 
-    def updates(self, window: Shared) -> bool:
+    def can_update(self, window: Shared) -> bool:
         """Return whether the window can update: whether any term counts."""
         return bool(window.divisors.any())
 
@@ -179,7 +179,7 @@ class SeveralTerms:
         return inputs
 
     @staticmethod
-    def _shares(part: Part, window: Shared) -> np.ndarray:
+    def _shares(part: Counted, window: Shared) -> np.ndarray:
         return np.array(part.divisors) / np.where(window.divisors > 0, window.divisors, 1.0)
 
     def sums(self, window: Shared, losses: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:

@@ -15,7 +15,7 @@ from mindspore import Tensor, ops
 from .. import _check
 from ..engine.cells import check_network
 from ..engine.config import Options, resolve
-from ..engine.ema import check_not_applied
+from ..engine.ema import Ema, check_not_applied
 from ..engine.nonfinite import RAISE, SKIP_MICRO
 from ..engine.window import new_window
 from ..loss.objective import Objective
@@ -24,7 +24,6 @@ from ..network.out_of_memory import memory_advice
 from ..network.parameters import Undo, unique_name
 from ..network.runtime import tune
 from ..ranks.agreement import begin_together, name_of
-from ..ranks.group import is_first
 from .coupled import Coupled, LossOfBatch, SumOfProducts, trained_by_loss
 from .runners import ByCalls, ByLoops, WithoutSums, loops
 from .shares import OneLoss, SeveralTerms, Shared, shared, without
@@ -121,8 +120,8 @@ class Step:
         self._network = objective.forward
         self._losses = self._losses_of(objective)
         self._learning_rate = LearningRate(self.optimizer)
-        self._undo = self._new_undo()
-        self._left_out = Undo(None, (), () if config.skips is None else config.skips.changed)
+        self._undo = Undo(objective.forward, config.parameters)
+        self._undo_counts = Undo(None, (), () if config.skips is None else config.skips.changed)
         self._runners: dict[bool, Any] = {}
 
     def _losses_of(self, objective: Objective) -> Any:
@@ -135,13 +134,10 @@ class Step:
             return OneLoss(objective, config.skips is not None)
         return SeveralTerms(terms, lambda: self.updates, config.half, config.skips is not None)
 
-    def _new_undo(self) -> Undo:
-        return Undo(self.objective.forward, self.config.parameters)
-
     def open(self, size: int | None) -> None:
         """Prepare for windows of this size; 0 if it changes, None if each batch is a window."""
         check_not_applied(self.config.owner, self.config.ema)
-        self._undo = self._new_undo()  # layers may have been frozen until now
+        self._undo = Undo(self.objective.forward, self.config.parameters)  # layers may have been frozen until now
         self._size = size
         self.skipped_in_a_row = 0
         self._overflows = self.config.scale.overflows
@@ -175,7 +171,7 @@ class Step:
         """
         lr, bad, sums = self._learning_rate(), [], None
         updated, norm = False, math.nan
-        if self._losses.updates(window):
+        if self._losses.can_update(window):
             with self._running(window):
                 ran = self._run(window, stops)
             if ran is None:
@@ -200,7 +196,7 @@ class Step:
     def _run(self, window: Shared, stops: Callable[[], bool]) -> tuple | None:
         """Run the micro-batches and the end of a window."""
         self._undo.begin()
-        self._left_out.begin()
+        self._undo_counts.begin()
         inputs = self._losses.inputs(window)
         runner, skips = self._runner(inputs), self.config.skips
         if skips is not None and self.objective.reduction == "sum":
@@ -209,11 +205,11 @@ class Step:
         left_out: list[int] = []
         may_run_again = self._losses.runs_again and not isinstance(runner, WithoutSums)
         while True:
-            losses = runner.add(inputs, ends=not may_run_again, stops=stops)
-            if losses is None:
+            added = runner.add(inputs, ends=not may_run_again, stops=stops)
+            if added is None:
                 return None
             runner.pass_over(window.longest - len(inputs))
-            sums, bad = self._losses.sums(window, losses)
+            sums, bad = self._losses.sums(window, added.losses)
             # What is left out takes its shares out of the divisors of all terms, so the others are run again.
             fewer = without(window, bad, self.group) if may_run_again else None
             if fewer is None or skips is None:
@@ -224,7 +220,7 @@ class Step:
             self._undo.undo()
             ops.assign(skips.counts, Tensor([0.0, overflows], ms.float32))
             inputs = self._losses.inputs(window)
-        updated, norm, summed = runner.end(partial(Tensor, sums.astype(np.float32)))
+        updated, norm, summed = added.ended or runner.end(partial(Tensor, sums.astype(np.float32)))
         if self.group is not None:
             sums = summed.asnumpy().astype(np.float64)
         if window.parts:
@@ -257,9 +253,9 @@ class Step:
             advice = memory_advice(error, rows, self._size)
             if advice is not None:
                 raise RuntimeError(advice) from error
-            self.objective.raise_in_one_line(error)
+            self.objective.columns.raise_in_one_line(error)
             raise
-        self.objective.ran()
+        self.objective.columns.ran()
 
     def _discard(self) -> None:
         """Discard what a window has added, and put back what its forwards have changed."""
@@ -267,7 +263,7 @@ class Step:
             runner.clear()
         has_not_updated = self._optimizer_steps() == self._steps_before + self.updates
         self.can_save = self._undo.undo() and has_not_updated and self.group is None
-        self._left_out.undo()
+        self._undo_counts.undo()
 
     @property
     def counters(self) -> dict[str, int]:
@@ -288,7 +284,44 @@ class Step:
         self.updated = counters["updated"]
         self.skipped_in_a_row = counters["skips"]
 
+
+class ShowsWindows:
+    """What the driver and the step of `Model` show of the windows that their `Step` has run, and of those that wait."""
+
+    _step: Step
+    _waiting: list[tuple]
+
     @property
-    def is_first(self) -> bool:
-        """bool, whether this process writes for all ranks."""
-        return is_first(self.group)
+    def micro_batches(self) -> int:
+        """int, the number of micro-batches that wait for their window to be complete."""
+        return len(self._waiting)
+
+    @property
+    def updates(self) -> int:
+        """int, the number of updates so far."""
+        return self._step.updates
+
+    @property
+    def skipped(self) -> int:
+        """int, the number of windows so far without an update: not finite, all weights 0, or skipped by a stage."""
+        return self._step.skipped
+
+    @property
+    def ema(self) -> Ema | None:
+        """Optional[Ema], the average of the weights."""
+        return self._step.config.ema
+
+    @property
+    def loss_scale(self) -> float:
+        """float, the current loss scale; 1 if there is none."""
+        return self._step.config.scale.number
+
+    @property
+    def overflows(self) -> int:
+        """int, the number of windows so far that overflowed, so that the dynamic loss scale was lowered."""
+        return self._step.config.scale.overflows
+
+    @property
+    def left_out(self) -> int:
+        """int, the number of micro-batches that ``nonfinite="skip_micro"`` left out, on all ranks."""
+        return self._step.config.left_out
