@@ -55,8 +55,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         weight (Union[None, float, Callable, dict]): the weight of a micro-batch: a number, or a function of its
             columns, run on the host, such as one that returns ``(y >= 0).sum()``; 0 skips the micro-batch. Default:
             ``None``, what MindSpore's losses average over (elements, or labels by class weight), and for other losses
-            the rows. For a loss of several terms a dict, as for `GradientAccumulation`: then the micro-batches of a
-            window are kept, and run when the last one comes; not with ``dataset_sink_mode`` or ``"skip_micro"``.
+            the rows. For a loss of several terms a dict, as for `GradientAccumulation`.
         coefficients (Optional[dict]): the factors of terms, as for `GradientAccumulation`. Default: ``None``.
         check (str): with ``"first"`` a warning if the loss is not the mean over rows that the default `weight` assumes;
             it comes with the first micro-batch that can tell. ``"off"``: no warning. Default: ``"first"``.

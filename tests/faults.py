@@ -458,19 +458,19 @@ FAULTS = {
         "training/coupled.py",
         "gathered = [gather_rows(np.concatenate(parts), self._group)",
         "gathered = [gather_rows(np.concatenate([part * (number == 0) for number, part in enumerate(parts)]), self._group)",
-        "engine/test_coupled.py::test_gradient_equals_that_of_the_large_batch[eager-labels]",
+        "training/test_coupled.py::test_gradient_equals_that_of_the_large_batch[eager-labels]",
     ),
     "the third pass draws other masks": Fault(
         "training/coupled.py",
         "        self._undo()\n",
         "",
-        "engine/test_coupled.py::test_third_pass_repeats_masks_of_the_first[eager]",
+        "training/test_coupled.py::test_third_pass_repeats_masks_of_the_first[eager]",
     ),
     "parameters of a coupled loss count in each micro-batch": Fault(
         "training/coupled.py",
         "*[zeros] * (count - 1)]",
         "*[Tensor(array)] * (count - 1)]",
-        "engine/test_coupled.py::test_gradient_equals_that_of_the_large_batch",
+        "training/test_coupled.py::test_gradient_equals_that_of_the_large_batch",
     ),
     # Networks and optimizers
     "sparse gradients are accepted": Fault(
@@ -767,7 +767,7 @@ FAULTS = {
         "training/sizes.py",
         "updates + sum(by_epoch), 0, left_over",
         "updates, 0, left_over",
-        "engine/test_sizes.py::test_planned_windows_equal_executed_windows[eager-3-flush-2]",
+        "training/test_sizes.py::test_planned_windows_equal_executed_windows[eager-3-flush-2]",
     ),
     "weight 0 ignored in windows of 1": Fault(
         "accumulator.py",

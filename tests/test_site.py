@@ -37,7 +37,8 @@ def test_every_public_name_has_a_page_and_is_in_the_index():
         assert named == set(re.findall(r"^::: model_zoo\.(\w+)", zoo, re.MULTILINE))
     for name in ms_accum.__all__:
         assert f"reference/{name}.md" in pages
-        assert (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8") == f"::: ms_accum.{name}\n"
+        text = (DOCS / "reference" / f"{name}.md").read_text(encoding="utf-8")
+        assert text.startswith(f"::: ms_accum.{name}\n")
 
 
 @pytest.mark.parametrize(("title", "path"), [entry for entry in NAV if entry[1] not in OTHERWISE])

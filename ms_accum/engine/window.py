@@ -1,7 +1,7 @@
 """One window, compiled: how a micro-batch is added, how the window ends, how it is cleared, and what it holds.
 
-The driver, the three Cells and the `Accumulator` are built around it. It does not decide where a window ends: on the
-host `training.windows` does, in a user's graph the `Accumulator`.
+The driver, the three Cells and the `Accumulator` are built around it. It does not decide where a window ends:
+`training.windows` does, in `Model` the train step, in a user's graph the `Accumulator`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from mindspore import Parameter, Tensor, ops
 from .. import _check
 from ..network import tree
 from ..network.optimizers import inner_of, is_sharded
-from .group import Group, group_of
+from .group import Group
 
 # Gradients are sent in pieces of at most this number of elements (64 MiB), unless one gradient is larger.
 _PIECE = 2**24
@@ -208,12 +208,11 @@ class Summing(NamedTuple):
 
 
 def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool, kernels: Any) -> Summing:
-    """Return how gradients are summed over `group`, the user's argument, for this optimizer.
+    """Return how gradients are summed over the ranks of a group, for this optimizer.
 
     A `ZeroOptimizer` needs only its parts of the sums.
     """
     _check.instance(owner, "sync_every_micro_batch", every_micro_batch, bool, "a bool")
-    group = group_of(owner, group)
     like = optimizer.parameters
     sharded = is_sharded(optimizer)
     if sharded and group is None:

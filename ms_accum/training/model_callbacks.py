@@ -27,7 +27,8 @@ class FlushTail(Callback):
     - applies the average of the weights (`ema`) while `Model.fit` evaluates, and warns if a callback evaluates without,
     - gives other callbacks the optimizer, which `ReduceLROnPlateau` and `LearningRateScheduler` need,
     - checks that all ranks have the same number of micro-batches,
-    - updates with the open window if a callback stops the run inside an epoch, unless `SaveStates` saves it,
+    - updates with the open window if a callback stops the run inside an epoch, unless `SaveStates` saves a state, from
+      which it is read again,
     - with several ranks, stops all of them at the end of the epoch in which a callback of one rank requests a stop,
     - discards an open window of an interrupted run, and warns if windows were skipped.
 

@@ -1,4 +1,4 @@
-"""Windows, read from the data: the only place where one ends."""
+"""The driver's windows, read from the data: the only place where one of them ends."""
 
 from __future__ import annotations
 
