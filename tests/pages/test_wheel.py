@@ -19,7 +19,7 @@ import pytest
 from ms_accum import __version__ as VERSION
 
 pytestmark = [pytest.mark.slow, pytest.mark.several]
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "ms_accum", "model_zoo", "programs")
 PROGRAM = """
 import mindspore as ms

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 pytestmark = pytest.mark.several
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 UPDATES = {

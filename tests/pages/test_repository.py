@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 # The folders of ms_accum from the ground up. A module imports from its own folder and from lower ones; the modules at
 # the top of the package, which users import, stand between `training` and the commands.
 LAYERS = ["network", "ranks", "layers", "loss", "engine", "saving", "training", "top", "commands"]

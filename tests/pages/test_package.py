@@ -19,7 +19,7 @@ import model_zoo
 import ms_accum
 
 pytestmark = pytest.mark.host
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = CONFIG["project"]
 EXTRAS = PROJECT["optional-dependencies"]

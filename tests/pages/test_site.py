@@ -12,7 +12,7 @@ import model_zoo
 import ms_accum
 
 pytestmark = pytest.mark.host
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 NAV = re.findall(r"^ +- (?:(.+): )?(\S+\.md)$", CONFIG[CONFIG.index("\nnav:") :], re.MULTILINE)

@@ -22,7 +22,7 @@ import pytest
 import model_zoo
 import ms_accum
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = {str(path.relative_to(ROOT)): path for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])}
 TEXTS = {name: path.read_text(encoding="utf-8") for name, path in DOCUMENTS.items()}
 COMMANDS = [
