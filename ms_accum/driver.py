@@ -107,17 +107,8 @@ class GradientAccumulation(ShowsWindows):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         options = checked(_OWNER, options)
-        objective = objective_of(
-            _OWNER,
-            network,
-            loss_fn,
-            reduction=reduction,
-            weight=weight,
-            coefficients=coefficients,
-            check=check,
-            group=options["group"],
-            compiles=options["compile"],
-        )
+        weights = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "check": check}
+        objective = objective_of(_OWNER, network, loss_fn, options, **weights)
         self._step = Step(_OWNER, objective, optimizer, options, {"tail": tail}, scheduler)
         self._group = self._step.group
         self._waiting: list[tuple] = []  # micro-batches of a tail that is carried

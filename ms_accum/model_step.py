@@ -111,17 +111,8 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         super().__init__(_OWNER, options["compile"])
         network, loss_fn = _parts_of(network, gradient_accumulation_steps)
         self._sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
-        self._objective = Objective(
-            _OWNER,
-            network,
-            loss_fn,
-            reduction=reduction,
-            weight=weight,
-            coefficients=coefficients,
-            check=check,
-            group=options["group"],
-            compiles=self.compiles,
-        )
+        weights: Any = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "check": check}
+        self._objective = Objective(_OWNER, network, loss_fn, options, **weights)
         sizes = {"gradient_accumulation_steps": self._sizes.settings}
         self._step = Step(_OWNER, self._objective, optimizer, options, sizes)
         self.group = self._step.group

@@ -34,8 +34,7 @@ class Objective:
     Args:
         owner (str): the name used in error messages.
         network (Cell), loss_fn, reduction, weight, coefficients, check: as for `GradientAccumulation`.
-        group (Optional[Group]): the ranks.
-        compiles (bool): whether the forward is compiled in PyNative mode.
+        options (Options): the ranks, and whether the forward is compiled in PyNative mode.
     """
 
     def __init__(
@@ -43,13 +42,12 @@ class Objective:
         owner: str,
         network: nn.Cell,
         loss_fn: Callable | None,
+        options: Mapping[str, Any],
         *,
         reduction: str,
         weight: Any,
         coefficients: Any,
         check: str,
-        group: Any,
-        compiles: bool,
     ):
         self._owner, self._given_weight = owner, weight
         self._data = _check.TRAIN if owner == "GradientAccumulation" else _check.Argument(owner, _check.TRAIN.name)
@@ -59,7 +57,7 @@ class Objective:
         self.loss_fn = loss_fn
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         """str, ``"mean"`` or ``"sum"``."""
-        self.terms = self._terms(weight, coefficients, group)
+        self.terms = self._terms(weight, coefficients, options["group"])
         """Optional[Terms], the terms of the loss, if it has several."""
         self.weight: Any = Weight(owner, weight, reduction, loss_fn) if self.terms is None else None
         """Optional[Weight], the weight of a micro-batch, if the loss is one."""
@@ -73,7 +71,7 @@ class Objective:
         """Cell, returns a micro-batch's loss, or its terms, from its columns."""
         self.forward = self.evaluated if self.terms is None else WeighedTerms(self.evaluated)
         """Cell, what is trained."""
-        check_gradient(owner, self.forward, compiles)
+        check_gradient(owner, self.forward, options["compile"])
         self._accepted: set[tuple] = set()  # the types of columns that have been checked
         checks = _check.one_of(owner, "check", check, _CHECKS) == "first" and weight is None and reduction == "mean"
         self._additivity: AdditivityCheck | None = None  # until it has a result

@@ -182,24 +182,24 @@ def _in_float32(output: Any) -> Any:
     return tuple([ops.cast(tensor, ms.float32) for tensor in outputs])
 
 
-def objective_of(owner: str, network: nn.Cell, loss_fn: Any, **options: Any) -> Objective:
+def objective_of(owner: str, network: nn.Cell, loss_fn: Any, options: Any, **weights: Any) -> Objective:
     """Return the objective of a driver; a `CoupledLoss`, which is computed once per window, needs no weights.
 
     Args:
         owner (str): the name used in error messages.
-        network, loss_fn, options: as for `Objective`.
+        network, loss_fn, options, weights: as for `Objective`.
     """
     if not isinstance(loss_fn, CoupledLoss):
-        return Objective(owner, network, loss_fn, **options)
-    if options["coefficients"] is not None:
-        _check.raise_invalid(ValueError, owner, "coefficients", "None with a CoupledLoss", options["coefficients"])
-    if options["weight"] is not None:
+        return Objective(owner, network, loss_fn, options, **weights)
+    if weights["coefficients"] is not None:
+        _check.raise_invalid(ValueError, owner, "coefficients", "None with a CoupledLoss", weights["coefficients"])
+    if weights["weight"] is not None:
         _check.raise_invalid(
             ValueError, owner, "weight", "None with a CoupledLoss, which is for a complete window", "another"
         )
-    if options["reduction"] != "mean":
+    if weights["reduction"] != "mean":
         remedy = "The loss of a window is computed once, and nothing is divided."
-        got = repr(options["reduction"])
+        got = repr(weights["reduction"])
         _check.raise_invalid(ValueError, owner, "reduction", "'mean' with a CoupledLoss", got, remedy)
     random = random_layers(network)
     if random:
@@ -207,8 +207,8 @@ def objective_of(owner: str, network: nn.Cell, loss_fn: Any, **options: Any) -> 
         remedy = "Call replace_dropout(network) first."
         _check.raise_invalid(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
     if isinstance(runnable(loss_fn.loss_fn), nn.Cell):
-        check_gradient(_OWNER, runnable(loss_fn.loss_fn), options["compiles"], "loss_fn")
-    return Objective(owner, LossOfBatch(network, loss_fn), None, **{**options, "weight": 1.0})
+        check_gradient(_OWNER, runnable(loss_fn.loss_fn), options["compile"], "loss_fn")
+    return Objective(owner, LossOfBatch(network, loss_fn), None, options, **{**weights, "weight": 1.0})
 
 
 def trained_by_loss(loss_of_batch: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:
