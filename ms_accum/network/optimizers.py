@@ -57,8 +57,8 @@ def runs_compiled(optimizer: nn.Cell) -> bool:
 # Checks
 
 
-def check_optimizer(owner: str, optimizer: nn.Cell, compiles: bool = True) -> Any:
-    """Return the optimizer, or raise an error if it is none or does not run on this device."""
+def check_optimizer(owner: str, optimizer: nn.Cell, compiles: bool = True) -> None:
+    """Raise an error unless this is an optimizer that runs on this device."""
     kinds = (nn.Optimizer, ExperimentalOptimizer, nn.LARS)
     _check.instance(owner, "optimizer", inner_of(optimizer), kinds, "a MindSpore optimizer")
     frozen = [parameter.name for parameter in optimizer.parameters if not parameter.requires_grad]
@@ -67,7 +67,6 @@ def check_optimizer(owner: str, optimizer: nn.Cell, compiles: bool = True) -> An
         _check.raise_invalid(ValueError, owner, "optimizer", rule, value, "Freeze before you create it.")
     if ms.get_context("device_target") == "CPU":
         _check_runs_on_cpu(owner, optimizer, compiles)
-    return optimizer
 
 
 def _check_runs_on_cpu(owner: str, optimizer: nn.Cell, compiles: bool) -> None:
@@ -95,10 +94,10 @@ def check_trains(owner: str, optimizer: nn.Cell, network: nn.Cell) -> None:
         )
 
 
-def check_scheduler(owner: str, scheduler: Any, optimizer: nn.Cell) -> Any:
-    """Return the learning-rate scheduler, or raise an error if it is not valid; None means no scheduler."""
+def check_scheduler(owner: str, scheduler: Any, optimizer: nn.Cell) -> None:
+    """Raise an error if a learning-rate scheduler is not valid; None means no scheduler."""
     if scheduler is None:
-        return None
+        return
     step = getattr(scheduler, "step", None)
     arguments = inspect.signature(step).parameters.values() if step else ()
     needed = [argument for argument in arguments if argument.default is argument.empty]
@@ -108,7 +107,6 @@ def check_scheduler(owner: str, scheduler: Any, optimizer: nn.Cell) -> Any:
     if any("lr_float" in group for group in scheduler.optimizer.param_groups):
         value, remedy = "one of mint.optim.SGD, which ignores it", "Use mindspore.experimental.optim.SGD."
         _check.raise_invalid(TypeError, owner, "scheduler", "None", value, remedy)
-    return scheduler
 
 
 def warn_if_rate_vanishes(owner: str, scheduler: Any, updates: int | None) -> None:

@@ -276,7 +276,7 @@ class SaveStates(Callback):
             warn_about_counters(args.get("list_callback", ()))
         args["batches_done"] = self._batches
         self._step.stops = lambda: self._checkpointer.requests()[0] > 0
-        args["cur_step_num"] = self._steps_seen = args["batch_num"] * self.initial_epoch + self._batches
+        args["cur_step_num"] = args["batch_num"] * self.initial_epoch + self._batches
 
     def on_train_epoch_begin(self, run_context: RunContext) -> None:
         epoch = run_context.original_args()["cur_epoch_num"]
@@ -288,8 +288,7 @@ class SaveStates(Callback):
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
         self._step.average.restore()  # a callback may have evaluated
-        steps_before, self._steps_seen = self._steps_seen, args["cur_step_num"]
-        args["batches_done"] += self._steps_seen - steps_before  # in sink mode a step has several batches
+        args["batches_done"] += 1
         self._loop.after_micro_batch(args["cur_epoch_num"], args["batches_done"])
 
     def on_train_epoch_end(self, run_context: RunContext) -> None:

@@ -20,9 +20,9 @@ _LINES_IN_AN_EPOCH = 20  # few enough to be read
 _ROWS = 24  # given, because some containers' terminals report a height of 0, for which tqdm would show no bar
 
 
-def progress(every: int | None = None) -> Callback:
-    """Return a bar in a terminal or a notebook, else lines, one per `every` windows."""
-    return Bar() if _in_notebook() or sys.stdout.isatty() else Lines(every)
+def progress() -> Callback:
+    """Return a bar in a terminal or a notebook, else lines."""
+    return Bar() if _in_notebook() or sys.stdout.isatty() else Lines()
 
 
 def _in_notebook() -> bool:
