@@ -283,18 +283,23 @@ class Checkpointer:
             self.resumed = [f"nothing: no state in '{self._folder.shown}'"] if self._resume else []
             return None
         metadata = found_state.state.metadata
-        changed = changes(metadata["config"], self._config)
+        self._updates = found_state.updates
+        self._is_saved = continues and self._score is None  # as long as nothing is trained
+        if continues:
+            self.best, self._best_name = metadata["best"]
+        self.resumed = [*found_state.passed_over, str(found_state)]
+        return self.accepted(found_state, changes(metadata["config"], self._config))
+
+    def accepted(self, found_state: FoundState, changed: Sequence[str]) -> FoundState:
+        """Return the state, with what is otherwise in this run; raise a `CheckpointError` if that is not allowed."""
         if changed and not self._allow_config_change:
             raise CheckpointError(
                 f"For '{_OWNER}', '{found_state.path}' belongs to a run with other settings: {', '.join(changed)}. "
                 "Give 'allow_config_change' to resume anyway."
             )
-        self._updates = found_state.updates
-        self._is_saved = continues and not changed and self._score is None  # as long as nothing is trained
-        if continues:
-            self.best, self._best_name = metadata["best"]
-        self.resumed = [*found_state.passed_over, str(found_state), *changed]
-        return found_state._replace(changed=changed)
+        self._is_saved = self._is_saved and not changed
+        self.resumed += changed
+        return found_state._replace(changed=[*found_state.changed, *changed])
 
     def _find_state(self) -> FoundState | None:
         if self._resume is None:

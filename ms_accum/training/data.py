@@ -15,6 +15,7 @@ from mindspore import Tensor
 
 from .. import _check
 from ..network.generators import random_state, set_random_state
+from ..ranks.group import Group, broadcast_number
 
 
 @dataclass
@@ -97,6 +98,17 @@ class Data:
         first = source.next_epoch if hasattr(source, "begin_with_epoch") else None
         return Position(first, size=size, total=self.batches, ranks=self._ranks)
 
+    def differences(self, at: Position, group: Group | None) -> list[str]:
+        """Return how the batches differ from those of a run that was at this position, as far as both are known."""
+        now = self.start()
+        numbers = {"batch_size": (at.size, now.size), "batches": (at.total, now.total)}
+        texts = []
+        for name, (before, number) in numbers.items():
+            number = broadcast_number(-1 if number is None else number, group)  # the state is that of rank 0
+            if before is not None and number not in (-1, before):
+                texts.append(f"{name} was {before} and is {number}")
+        return texts
+
     def convert(self, at: Position) -> Position:
         """Convert a position to this batch size and number of ranks, rounded down to complete batches."""
         now = self.start()
@@ -108,6 +120,9 @@ class Data:
                 )
             return at
         if (now.size, now.ranks) == (at.size, at.ranks):
+            if at.batches > now.total:
+                got = f"{now.total}, of which the run that is resumed has finished {at.batches}"
+                raise ValueError(f"For 'train_process', 'train_dataset' must have more batches, but got {got}.")
             return at
         # The last batch, which ends the epoch, may be short.
         epoch_is_over = at.batches == at.total
@@ -136,8 +151,25 @@ class Data:
             with restoring_generators():
                 deque(next(passes)(), maxlen=0)
         for begin in passes:
-            yield _start_epoch(begin, skip, at)
+            yield self._start_epoch(begin, skip, at)
             skip = 0
+
+    def _start_epoch(self, begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
+        """Start an epoch, which may draw a random order; if batches are skipped, start it in the saved order."""
+        if not skip:
+            at.random = random_state()
+            return begin()
+        state = random_state()
+        if at.random is not None:
+            set_random_state(at.random)
+        batches = begin()
+        rows = sum(batch[0].shape[0] for batch in islice(batches, skip))
+        set_random_state(state)
+        if self._ranks == 1 and rows != at.rows:  # the rows of others are not known
+            had = f"{_check.quantity(skip, 'batch')} of {_check.quantity(at.rows, 'row')}"
+            rule = f"the one of the run that is resumed, which had finished {had}"
+            self._argument.raise_invalid(ValueError, rule, f"another: these have {_check.quantity(rows, 'row')}")
+        return batches
 
 
 class _Columns:
@@ -208,20 +240,6 @@ def _in_one_pass(dataset: Any) -> Iterator[Any]:
     if hasattr(dataset, "__iter__") or not hasattr(dataset, "__len__"):
         return iter(dataset)
     return islice(dataset, len(dataset))
-
-
-def _start_epoch(begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
-    """Start an epoch, which may draw a random order; if batches are skipped, start it in the saved order."""
-    if not skip:
-        at.random = random_state()
-        return begin()
-    state = random_state()
-    if at.random is not None:
-        set_random_state(at.random)
-    batches = begin()
-    deque(islice(batches, skip), maxlen=0)
-    set_random_state(state)
-    return batches
 
 
 @contextmanager

@@ -172,7 +172,11 @@ class Run:
             **plan.settings,
         }
         found_state = find_together(_OWNER, plan.states, settings, self._group)
-        return None if found_state is None else self._state.restore(found_state, parameters, plan.epochs, plan.data)
+        if found_state is None:
+            return None
+        differences = plan.data.differences(Position(**found_state.state.metadata.get("at", {})), self._group)
+        found_state = plan.states.accepted(found_state, differences)
+        return self._state.restore(found_state, parameters, plan.epochs, plan.data)
 
     def _callback_arguments(self) -> RunArguments:
         """Return what `RunContext.original_args` contains for callbacks, under the names of MindSpore's `Model`."""

@@ -496,6 +496,44 @@ def test_another_batch_size_resumes_at_the_same_row(tmp_path, split):
     assert done and 1437 - done <= trained < 1437 - done + 24
 
 
+@pytest.mark.parametrize("kind", ["data set", "list", "split"])
+@pytest.mark.parametrize("rows", [6, 2])
+def test_batches_of_another_size_are_refused(tmp_path, kind, rows):
+    """They would begin at another row: some would be lost, or trained twice."""
+
+    def data(size):
+        if kind == "list":
+            return numbers([size] * (24 // size))
+        columns = [column.asnumpy() for column in numbers([24])[0]]
+        return NumpySlicesDataset(tuple(columns), ["x", "y"], shuffle=False).batch(size)
+
+    window = {"micro_batch_size": 2} if kind == "split" else {"mini_steps": 2}
+    with pytest.raises(Stopped):
+        Run().train(data(4), epochs=1, states=Checkpointer(tmp_path, stop=stop_after(9)), **window)
+    with pytest.raises(CheckpointError, match=f"batches was 6 and is {24 // rows}"):
+        Run().train(data(rows), epochs=1, states=Checkpointer(tmp_path, resume="auto"), **window)
+
+
+def test_a_list_with_other_rows_is_refused(tmp_path):
+    with pytest.raises(Stopped):
+        Run().train(numbers([4] * 6), 2, epochs=1, states=Checkpointer(tmp_path, stop=stop_after(9)))
+    rule = r"which had finished \d batch.* of \d+ rows, but got another: these have \d+ rows"
+    with pytest.raises(ValueError, match=rule):
+        Run().train(numbers([6] * 6), 2, epochs=1, states=Checkpointer(tmp_path, resume="auto"))
+
+
+def test_fewer_batches_than_are_done_are_refused(tmp_path):
+    def data(rows):
+        columns = [column.asnumpy() for column in numbers([rows])[0]]
+        return NumpySlicesDataset(tuple(columns), ["x", "y"], shuffle=False).batch(4)
+
+    with pytest.raises(Stopped):
+        Run().train(data(24), 1, epochs=1, states=Checkpointer(tmp_path, stop=stop_after(9)))
+    states = Checkpointer(tmp_path, resume="auto", allow_config_change=True)
+    with pytest.raises(ValueError, match="'train_dataset' must have more batches, but got 2, of which the run"):
+        Run().train(data(8), 1, epochs=1, states=states)
+
+
 def test_batch_with_another_split_is_restarted(tmp_path):
     with pytest.raises(Stopped):
         Run().train(numbers([20] * 3), epochs=1, states=Checkpointer(tmp_path, stop=stop_after(11)), micro_batch_size=6)

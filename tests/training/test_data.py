@@ -85,7 +85,7 @@ def test_sequence_without_index_error_ends_at_its_length():
     recorder = run(slope_driver(), data, 4, epochs=2)
     assert recorder.planned == 2 and [number for number in data.numbers if number > 3] == []
     assert data.numbers[-8:] == [0, 1, 2, 3] * 2
-    resumed = next(batches.Data(data).epochs(1, batches.Position(batches=2)))  # resumed after two batches
+    resumed = next(batches.Data(data).epochs(1, batches.Position(batches=2, rows=4)))  # resumed after two batches
     assert [float(x.asnumpy()[0, 0]) for (x,) in resumed] == [3.0, 4.0]
 
 
