@@ -10,7 +10,7 @@ from mindspore import Tensor, nn
 from . import _check
 from .engine.config import Options, checked, with_options
 from .engine.ema import check_not_applied
-from .network.optimizers import warn_if_rate_vanishes
+from .network.optimizers import warn_if_rate_vanishes, warn_if_rates_are_of_micro_batches
 from .ranks.agreement import agree
 from .ranks.group import is_first, total
 from .ranks.zero import ZeroOptimizer
@@ -204,6 +204,9 @@ class GradientAccumulation(ShowsWindows):
         updates = planned("train_process", batches, sizes, self._tail, epochs, **now)  # a resumed run may have another
         if is_first(self._group):
             warn_if_rate_vanishes("train_process", step.scheduler, updates)
+            if sizes is not None and updates is not None and max_updates is None:
+                micro_batches = epochs * (batches or 0)
+                warn_if_rates_are_of_micro_batches("train_process", step.optimizer, micro_batches, updates)
             if self._tail == "flush" and sizes is not None and batches is not None:
                 warn_if_never_full("train_process", sizes, batches)
         if ckpt_path is not None:

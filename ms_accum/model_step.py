@@ -21,7 +21,7 @@ from .network.parameters import copied
 from .ranks.agreement import check_drift
 from .ranks.zero import ZeroOptimizer
 from .training.callbacks import is_not_finite
-from .training.sizes import is_full, sizes_of
+from .training.sizes import is_full, sizes_of, windows_by_epoch
 from .training.step import Ended, ShowsWindows, Step, never
 
 if TYPE_CHECKING:
@@ -170,6 +170,10 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         self._loss = ended.loss if ended.samples and not left_out else 0.0
         self._not_finite += is_not_finite(ended)
         return ended
+
+    def planned(self, micro_batches: int, epochs: int) -> int:
+        """Return the number of updates of a run with so many micro-batches in an epoch, of which none is skipped."""
+        return sum(windows_by_epoch(micro_batches, self._sizes, "flush", epochs, updates=self.updates))
 
     def epoch_begins(self, micro_batches: int) -> None:
         """Set the number of micro-batches after which the window ends even if it is not full; 0: only if it is."""

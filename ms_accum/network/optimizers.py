@@ -31,6 +31,7 @@ _NOT_ON_CPU = {
 _NOT_IN_PYNATIVE = ("mindspore.mint.optim.sgd", "mindspore.mint.optim.adam")
 
 _LONGEST_ARRAY = 64
+_LIST = "_IteratorLearningRate"  # MindSpore's class for a list of rates
 
 
 def inner_of(optimizer: nn.Cell) -> Any:
@@ -124,6 +125,25 @@ def warn_if_rate_vanishes(owner: str, scheduler: Any, updates: int | None) -> No
             f"For '{owner}', '{type(scheduler).__name__}' would multiply the learning rate by 1e{exponent:.0f} in "
             f"{updates:,} updates. The driver steps 'scheduler' after each update, not after each epoch: give its "
             "periods in updates."
+        )
+
+
+def warn_if_rates_are_of_micro_batches(owner: str, optimizer: nn.Cell, micro_batches: int, updates: int) -> None:
+    """Warn if a list of learning rates has one for each micro-batch: updates would use its first part only.
+
+    Args:
+        owner (str): the name used in the warning.
+        optimizer (Optimizer): has the rates.
+        micro_batches (int): the micro-batches of the run.
+        updates (int): its updates.
+    """
+    schedules = getattr(inner_of(optimizer), "learning_rate", None)
+    cells = [cell for _, cell in schedules.cells_and_names()] if isinstance(schedules, nn.Cell) else []
+    lists = [as_array(each) for cell in cells if type(cell).__name__ == _LIST for each in cell.get_parameters()]
+    if updates < micro_batches and any(each.size == micro_batches and np.ptp(each) for each in lists):
+        _check.warn(
+            f"For '{owner}', the optimizer has {micro_batches:,} learning rates, one for each micro-batch, but the run "
+            f"has {updates:,} updates, each of which takes one: make the list for 'updates_per_epoch' times epochs."
         )
 
 

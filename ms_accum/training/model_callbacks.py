@@ -8,6 +8,7 @@ from mindspore.train import Callback, RunContext
 
 from .. import _check
 from ..engine.ema import check_not_applied
+from ..network.optimizers import warn_if_rates_are_of_micro_batches
 from ..network.training_mode import training_mode
 from ..ranks.agreement import agree, rate_facts
 from ..ranks.group import total
@@ -55,13 +56,16 @@ class FlushTail(Callback):
         self._step.clear()  # an interrupted run may have left an open window
         args["optimizer"] = self._step.optimizer
         self._counts = self._step.counts
+        batches, epochs = args["batch_num"], args["epoch_num"]
+        planned = self._step.planned(batches, epochs)
+        warn_if_rates_are_of_micro_batches("AccumulatedTrainStep", self._step.optimizer, batches * epochs, planned)
         self._stop_together = None if self._step.group is None else _StopTogether(run_context, self._step)
         self._flushed = False
         if self._stop_together is not None:
             kinds = {type(callback).__name__ for callback in args.get("list_callback") or ()}
             equal_on_ranks = {
-                "number of micro-batches in an epoch": args["batch_num"],
-                "number of epochs": args["epoch_num"],
+                "number of micro-batches in an epoch": batches,
+                "number of epochs": epochs,
                 "'SaveStates' among the callbacks": "SaveStates" in kinds,
                 **rate_facts(self._step.optimizer),
             }

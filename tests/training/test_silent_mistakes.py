@@ -8,9 +8,10 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 from mindspore.experimental.optim import lr_scheduler
+from mindspore.train import Model
 
 from helpers import Slope, micro_batch, run, slope_driver
-from ms_accum import Accumulator, GradientAccumulation
+from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation
 from ms_accum.network.optimizers import warn_if_rate_vanishes
 
 ONES = [micro_batch(1.0)] * 4
@@ -125,3 +126,46 @@ def test_usual_schedules_do_not_warn(make, updates):
 def test_exponential_decay_for_epochs_warns():
     with pytest.warns(RuntimeWarning, match="'ExponentialLR' would multiply the learning rate by 1e-46 in 1,000"):
         warn_if_rate_vanishes("train_process", lr_scheduler.ExponentialLR(optimizer(), 0.9), 1000)
+
+
+# Rates
+
+PER_MICRO_BATCH = [0.1 * number for number in range(1, 9)]
+
+
+def of_rates(rates):
+    network = Slope()
+    return network, nn.SGD([network.w], rates)
+
+
+@pytest.mark.host
+def test_rates_for_each_micro_batch_warn():
+    network, sgd = of_rates(PER_MICRO_BATCH)
+    with pytest.warns(
+        RuntimeWarning, match="has 8 learning rates, one for each micro-batch, .* has 4 updates"
+    ):
+        run(GradientAccumulation(network, None, sgd), ONES, 2, epochs=2)
+    network, sgd = of_rates(PER_MICRO_BATCH)
+    data = ms.dataset.GeneratorDataset([(x.asnumpy(),) for (x,) in ONES], ["x"], shuffle=False)
+    step = AccumulatedTrainStep(network, sgd, 2)
+    with pytest.warns(RuntimeWarning, match="For 'AccumulatedTrainStep', the optimizer has 8 learning rates"):
+        Model(step).train(2, data, callbacks=FlushTail(), dataset_sink_mode=False)
+
+
+@pytest.mark.host
+@pytest.mark.parametrize(
+    ("rates", "options"),
+    [
+        (PER_MICRO_BATCH[:4], {}),
+        (PER_MICRO_BATCH[:7], {}),
+        ([0.1] * 8, {}),
+        (PER_MICRO_BATCH, {"max_updates": 3}),
+        (PER_MICRO_BATCH, {"mini_steps": 1}),
+    ],
+    ids=["fits", "longer", "constant", "ends before", "no windows"],
+)
+def test_other_lists_of_rates_do_not_warn(rates, options):
+    network, sgd = of_rates(rates)
+    model = GradientAccumulation(network, None, sgd)
+    model.train_process(2, ONES, **{"mini_steps": 2, "report": (), "ckpt_path": None, **options})
+    assert model.updates
