@@ -81,16 +81,18 @@ class Objective:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """dict, the settings that must be equal in a resumed run, and on all ranks."""
-        return {"reduction": self.reduction, **({} if self.terms is None else {"terms": list(self.terms.names)})}
+        """dict, what must be equal in a resumed run, and on all ranks; of what is optional only what is given."""
+        weight, settings = as_number(self._given_weight), {"reduction": self.reduction}
+        if self.terms is not None:
+            return {**settings, **self.terms.settings}
+        if weight is None:
+            return settings
+        return {**settings, "weight": weight if isinstance(weight, (int, float)) else name_of(weight)}
 
     @property
     def facts(self) -> dict[str, Any]:
         """dict, what else must be equal on all ranks, in words that follow "all ranks must have the same"."""
-        weight = self._given_weight
-        shown = weight if isinstance(weight, (int, float)) else name_of(weight)
-        of_terms = {} if self.terms is None else self.terms.facts
-        return {"'loss_fn'": name_of(self.loss_fn), "'weight'": shown, **of_terms}
+        return {"'loss_fn'": name_of(self.loss_fn)}
 
     def _terms(self, weight: Any, coefficients: Any, group: Group | None) -> Terms | None:
         """Return the terms of the loss; None if it is one."""

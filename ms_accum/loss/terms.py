@@ -124,10 +124,10 @@ class Terms:
         return [(Tensor(scales * row, ms.float32), tuple(divisor > 0 for divisor in row)) for row in rows]
 
     @property
-    def facts(self) -> dict[str, Any]:
-        """dict, what must be equal on all ranks."""
+    def settings(self) -> dict[str, Any]:
+        """dict, what must be equal in a resumed run, and on all ranks."""
         coefficients = [value if isinstance(value, float) else "a function" for value in self._coefficients]
-        return {"'coefficients'": coefficients}
+        return {"terms": list(self.names), "coefficients": coefficients}
 
     def coefficients(self, updates: int) -> np.ndarray:
         """Return the coefficients after this number of updates."""

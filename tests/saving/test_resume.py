@@ -468,6 +468,7 @@ def test_auto_raises_if_all_states_are_damaged(saved):
         (Run, 4, {}, "mini_steps was 3 and is 4"),
         (lambda: Run(clip_norm=1.0), 3, {}, "clip_norm was None and is 1.0"),
         (lambda: Run(nonfinite="raise"), 3, {}, "nonfinite was None and is raise"),
+        (lambda: Run(weight=lambda x, y: 2), 3, {}, "weight was None and is .*lambda"),
         (lambda: Run(adam_with_schedule), 3, {}, "optimizer was Momentum and is Adam"),
         (Run, 3, {"lr": 0.5}, "lr was None and is 0.5"),
     ],

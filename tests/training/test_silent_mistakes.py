@@ -141,9 +141,7 @@ def of_rates(rates):
 @pytest.mark.host
 def test_rates_for_each_micro_batch_warn():
     network, sgd = of_rates(PER_MICRO_BATCH)
-    with pytest.warns(
-        RuntimeWarning, match="has 8 learning rates, one for each micro-batch, .* has 4 updates"
-    ):
+    with pytest.warns(RuntimeWarning, match="has 8 learning rates, one for each micro-batch, .* has 4 updates"):
         run(GradientAccumulation(network, None, sgd), ONES, 2, epochs=2)
     network, sgd = of_rates(PER_MICRO_BATCH)
     data = ms.dataset.GeneratorDataset([(x.asnumpy(),) for (x,) in ONES], ["x"], shuffle=False)
