@@ -310,6 +310,8 @@ class Accumulator:
         counters = ("micro_batches", "updates", "skipped", "updated", "grad_norm")
         own = {name: getattr(self, name) for name in counters} | ({} if self.group else self._window.state)
         named = {f"window.{name}": parameter for name, parameter in own.items()}
+        if "window.weight_sum" in named:  # not with another reduction
+            named["weights.sum"] = named.pop("window.weight_sum")
         return {f"{SETTING}.accumulate_step": self._size, **named, **self._config.state}
 
     @property

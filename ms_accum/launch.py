@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import math
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -36,6 +37,8 @@ _TERMINATED = 128 + signal.SIGTERM  # the exit code of our programs after SIGTER
 # The scheduler, which lets the ranks find each other, does not run the program: it would write its files a second time.
 _SCHEDULER = ["-c", "from mindspore.communication import init; init()"]
 _PR_SET_PDEATHSIG = 1
+# What MindSpore logs, such as "[WARNING] ME(19267:140285518519168,MainProcess):2026-11-29-15:58:30".
+_OF_MINDSPORE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -184,7 +187,7 @@ def _wait(job: Job, received: list[int]) -> int:
 
 def _lines(output: BinaryIO) -> list[bytes]:
     """Return the rest of a log, without the lines of MindSpore's own."""
-    return [line for line in output.readlines() if not line.startswith((b"[INFO]", b"[WARNING]"))]
+    return [line for line in output.readlines() if not _OF_MINDSPORE.match(line)]
 
 
 def _show(output: BinaryIO, *, to_end: bool = False) -> None:
@@ -199,7 +202,9 @@ def _end_of(name: str, job: Job) -> str:
     """Return how a process ended, with the last error in its log, or the last line, if its output is not shown."""
     with open(job.log(name), "rb") as output:
         lines = [line.decode(errors="replace").strip() for line in _lines(output)] if name != "rank 0" else []
-    errors = [line for line in lines if "rror: " in line] or [line for line in lines if line]
+    errors = [line for line in lines if "rror: " in line]
+    if not errors and (job.code(name) or 0) < 128:  # what a killed rank has printed last is not the cause
+        errors = [line for line in lines if line]
     reason = f": {_check.one_line(errors[-1])}" if errors else ""
     return f"{name} ended with exit code {job.code(name)}{reason}; its log is {job.log(name)}"
 

@@ -170,7 +170,8 @@ def training_flags(argv: Sequence[str]) -> argparse.Namespace:
     args = parser.parse_args(argv)
     folder = resumed_folder(args.output_dir) if args.resume else None
     source = args.config if folder is None else os.path.join(folder, CONFIG)
-    in_file = _in_file(source, {**TRAINING, **IN_FILES, **PROGRAM})
+    flags = {**TRAINING, **IN_FILES, **PROGRAM}
+    in_file = _in_file(source, {name: flag for name, flag in flags.items() if name not in ("debug", "resume")})
     args = parser.parse_args(argv, in_file)  # those of the command line override them
     if folder is not None:
         args.output_dir = folder

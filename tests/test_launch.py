@@ -81,7 +81,7 @@ names = ("MS_ROLE", "MS_WORKER_NUM", "RANK_ID", "DEVICE_ID")
 found = [sys.executable, sys.argv, child.pid, *map(os.environ.get, names)]
 json.dump(found, open(f"found{rank}", "w"))
 print("of", rank)
-print("[WARNING] of MindSpore", file=sys.stderr)
+print("[WARNING] ME(7:9,MainProcess):of MindSpore", file=sys.stderr)
 sys.stdout.write("no end of line")
 """
     flags = ["--nproc", "5", "-m", "--", "a b", "", "-h"]

@@ -116,6 +116,8 @@ def with_options(kind: _Kind) -> _Kind:
         if name not in own
     ]
     of_class.__init__.__signature__ = signature.replace(parameters=[*own.values(), *options])
+    if not kind.__doc__:  # python -OO
+        return kind
     texts = (Options.__doc__ or "").partition("    Args:\n")[2].partition("\n\n")[0]
     before, raises, after = (kind.__doc__ or "").partition("    Raises:\n")
     kind.__doc__ = f"{before}    Args: Options\n{texts}\n\n{raises}{after}"

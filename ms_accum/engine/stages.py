@@ -100,7 +100,8 @@ def user_stages(owner: str, stages: Any, optimizer: nn.Cell, network: nn.Cell | 
     others = [*optimizer.get_parameters(), *([] if network is None else network.get_parameters())]
     known = {id(parameter): parameter.name for parameter in others} if stages else {}
     made = [UserStage(owner, number, stage, optimizer.parameters, known) for number, stage in enumerate(stages)]
-    return {f"stages[{number}]": stage for number, stage in enumerate(made)}
+    # What a stage remembers is its own: in a resumed run it is looked for by place and class.
+    return {f"stages[{number}] {stage.name.rpartition('.')[2]}": stage for number, stage in enumerate(made)}
 
 
 def _parameters(value: Any, seen: set[int], name: str = "") -> Iterator[tuple[str, Parameter]]:

@@ -104,6 +104,9 @@ class RunState:
         return data.convert(at) if found_state.changed else at
 
 
+_OF_SUMS = ("loss_scale", "nonfinite", "reduction")  # the settings on which the sums of an open window depend
+
+
 class Accumulates(Protocol):
     """An `Accumulator` or an `AccumulatedTrainStep`: what of it is saved."""
 
@@ -292,6 +295,12 @@ class ResumableLoop:
             raise CheckpointError(f"'{found_state.path}' is a training state of GradientAccumulation.")
         micro_batches = found_state.state.metadata["micro_batches"]
         has_sums = any(name.startswith("window.grad_sum") for name in parameters)
+        changed = [text for text in found_state.changed if text.partition(" ")[0] in _OF_SUMS]
+        if micro_batches and changed:
+            raise CheckpointError(
+                f"The state holds {_check.quantity(micro_batches, 'micro-batch')} of an open window, whose sums do not "
+                f"fit: {', '.join(changed)}. Resume from a state between two windows."
+            )
         if micro_batches and (self._group is not None or not has_sums):
             raise CheckpointError(
                 f"The state holds {_check.quantity(micro_batches, 'micro-batch')} of an open window, which windows of "

@@ -14,7 +14,7 @@ from mindspore.dataset import GeneratorDataset
 from mindspore.train import Model
 
 from helpers import Slope, micro_batch, run, seen_gradient, slope_driver
-from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, GradientAccumulation, Stopped
+from ms_accum import AccumulatedTrainStep, Checkpointer, CheckpointError, FlushTail, GradientAccumulation, Stopped
 from runs import stop_after
 from ways import WAYS, Trained
 
@@ -208,7 +208,7 @@ def test_stage_that_holds_the_weights():
     network.w.set_data(Tensor([5.0], ms.float32))
     model.train_process(1, [micro_batch(1.0)] * 2, 2, report=(), ckpt_path=None)
     assert network.w.asnumpy() == pytest.approx(5.0 - 1.5)
-    assert sorted(model._step.config.state) == ["stages[0].calls.number", "stages[0].windows_skipped"]
+    assert sorted(model._step.config.state) == ["stages[0] decayed.calls.number", "stages[0] decayed.windows_skipped"]
 
 
 @pytest.mark.parametrize("stop", [8, 10])
@@ -255,7 +255,7 @@ def test_what_a_cell_remembers_in_tuples_and_objects_is_saved(jit, monkeypatch):
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), stages=[average], check="off")
     model.train_process(1, [micro_batch(1.0)] * 4, 2, report=(), ckpt_path=None)
     assert network.w.asnumpy() == pytest.approx(-(1.0 + 1.5))
-    names = ["stages[0].averages.0", "stages[0].calls.number", "stages[0].windows_skipped"]
+    names = ["stages[0] Average.averages.0", "stages[0] Average.calls.number", "stages[0] Average.windows_skipped"]
     assert sorted(model._step.config.state) == names
     average.averages[0].set_data(Tensor([8.0], ms.float32))
     model.train_process(1, [micro_batch(1.0)] * 2, 2, report=(), ckpt_path=None)
@@ -295,3 +295,22 @@ def test_gradients_are_clipped_once_before_a_stage():
     model = slope_driver(clip_norm=1.0, stages=[unchanged])
     run(model, [micro_batch(3.0), micro_batch(5.0)], 2)
     assert seen_gradient(model) == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.host
+def test_what_another_stage_remembers_is_not_taken_over(tmp_path):
+    """Of two stages the first is left out: the second begins anew at its place."""
+
+    def run_with(stages, **options):
+        network = Slope()
+        model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), stages=stages, check="off")
+        states = Checkpointer(tmp_path, resume="auto", **options)
+        data = [micro_batch(1.0)] * 4
+        model.train_process(2 if options else 1, data, 2, report=(), ckpt_path=None, checkpointer=states)
+
+    run_with([Decay([Slope().w]).decayed, Average()])
+    average = Average()
+    with pytest.raises(CheckpointError, match=r"stages\[0\] Average was None and is Average"):
+        run_with([average])
+    run_with([average], allow_config_change=True)
+    assert int(average.calls.number) == 2

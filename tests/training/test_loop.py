@@ -27,7 +27,7 @@ class UserProgram:
         ms.set_seed(1)
         self.network, loss_fn = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3)), cross_entropy()
         self.optimizer = make(self.network.trainable_params(), 0.1)
-        self.accumulator = Accumulator(self.optimizer, window, clip_norm=0.5, reduction="mean", **options)
+        self.accumulator = Accumulator(self.optimizer, window, clip_norm=0.5, **{"reduction": "mean", **options})
         self.step = compiled_step(self.network, loss_fn, self.accumulator, self.optimizer)
 
     def train(self, folder, epochs=2, **options):
@@ -97,6 +97,17 @@ def test_what_is_optional_comes_and_goes_with_allow_config_change(name, tmp_path
     UserProgram(**options).train(tmp_path, allow_config_change=True)
     program = UserProgram().train(tmp_path, epochs=3, allow_config_change=True)
     assert program.resumed_at == (3, 0) and program.accumulator.updates == 9
+
+
+@pytest.mark.host
+@pytest.mark.parametrize("options", [{"loss_scale": 8.0}, {"nonfinite": "skip_micro"}, {"reduction": "sum"}], ids=str)
+def test_sums_of_an_open_window_are_not_those_of_other_settings(options, tmp_path):
+    """They would be divided by another scale, or by weights that were not counted."""
+    with pytest.raises(Stopped):
+        UserProgram().train(tmp_path, stop=stop_after(4))
+    name = next(iter(options))
+    with pytest.raises(CheckpointError, match=f"1 micro-batch of an open window, whose sums do not fit: {name} was"):
+        UserProgram(**options).train(tmp_path, allow_config_change=True)
 
 
 @pytest.mark.slow
