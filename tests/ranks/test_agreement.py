@@ -21,9 +21,9 @@ SAME = "all ranks must have the same"
 DRIVER, STEP, RUN = "'GradientAccumulation'", "'AccumulatedTrainStep'", "'train_process'"
 ERRORS = {
     "clip_norm": f"For {DRIVER}, {SAME} 'clip_norm', but got 1.0 on rank 0, None on rank 1",
-    "nonfinite": f"For {DRIVER}, {SAME} 'nonfinite', but got skip_micro on rank 0, skip_window on rank 1",
-    "loss_scale": f"For {DRIVER}, {SAME} 'loss_scale', but got 8 on rank 0, 16 on rank 1",
-    "ema": f"For {DRIVER}, {SAME} 'ema', but got {{'decay': 0.9, 'warm_up': 0}} on rank 0, None on rank 1",
+    "nonfinite": f"For {DRIVER}, {SAME} 'nonfinite', but got skip_micro on rank 0, none on rank 1",
+    "loss_scale": f"For {DRIVER}, {SAME} 'loss_scale', but got 8.0 on rank 0, 16.0 on rank 1",
+    "ema": f"For {DRIVER}, {SAME} 'ema', but got {{'decay': 0.9, 'warm_up': 0}} on rank 0, none on rank 1",
     "rate": f"For {DRIVER}, {SAME} 'learning_rate' of the optimizer, but got 0.1 on rank 0, 0.2 on rank 1",
     "rates": f"For {DRIVER}, {SAME} 'learning_rate' of the optimizer, but got [0.1, 0.1] on rank 0, [0.2, 0.2] on",
     "order": f"For {DRIVER}, {SAME} parameter 0 of the optimizer, but got '1.weight' (5, 6) Float32 on rank 0,",
