@@ -159,10 +159,10 @@ class Accumulator:
 
     def __call__(self, grads: tuple, weight: Tensor | None = None) -> Any:
         if call(self._outside, ()) and self._compiles:
-            checked = tree.check_gradients_outside(_OWNER, grads, self._parameters)
-            return self._add_outside(checked, self._checked(weight))
-        checked = tree.check_gradients("Accumulator", grads, self._parameters)
-        return self.add(checked, self._checked(weight))
+            gradients = tree.check_gradients_outside(_OWNER, grads, self._parameters)
+            return self._add_outside(gradients, self._checked(weight))
+        gradients = tree.check_gradients("Accumulator", grads, self._parameters)
+        return self.add(gradients, self._checked(weight))
 
     def add(self, gradients: tuple, weight: Tensor | None) -> Tensor:
         """Add a micro-batch whose gradients have been checked, and end the window if it is full. For `__call__`."""
@@ -308,11 +308,9 @@ class Accumulator:
     def state(self) -> dict[str, Any]:
         """dict, its Parameters by owner and name; with several ranks without the sums: they save between windows."""
         counters = ("micro_batches", "updates", "skipped", "updated", "grad_norm")
-        own = {name: getattr(self, name) for name in counters} | ({} if self.group else self._window.state)
-        named = {f"window.{name}": parameter for name, parameter in own.items()}
-        if "window.weight_sum" in named:  # not with another reduction
-            named["weights.sum"] = named.pop("window.weight_sum")
-        return {f"{SETTING}.accumulate_step": self._size, **named, **self._config.state}
+        own = {f"window.{name}": getattr(self, name) for name in counters}
+        sums = {} if self.group else self._window.state
+        return {f"{SETTING}.accumulate_step": self._size, **own, **sums, **self._config.state}
 
     @property
     def counters(self) -> dict[str, Any]:

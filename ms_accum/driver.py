@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import partial
 from typing import TYPE_CHECKING, Any, Callable
 
 from mindspore import Tensor, nn
@@ -204,11 +205,14 @@ class GradientAccumulation(ShowsWindows):
         updates = planned("train_process", batches, sizes, self._tail, epochs, **now)  # a resumed run may have another
         if is_first(self._group):
             warn_if_rate_vanishes("train_process", step.scheduler, updates)
-            if sizes is not None and updates is not None and max_updates is None:
-                micro_batches = epochs * (batches or 0)
-                warn_if_rates_are_of_micro_batches("train_process", step.optimizer, micro_batches, updates)
-            if self._tail == "flush" and sizes is not None and batches is not None:
-                warn_if_never_full("train_process", sizes, batches)
+            if sizes is not None and batches is not None:
+                if max_updates is None:
+                    planned_updates = partial(int, updates or 0)
+                    warn_if_rates_are_of_micro_batches(
+                        "train_process", step.optimizer, epochs * batches, planned_updates
+                    )
+                if self._tail == "flush":
+                    warn_if_never_full("train_process", sizes, batches)
         if ckpt_path is not None:
             check_path("train_process", ckpt_path, self._network)
         if self._group is not None:

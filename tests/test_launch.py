@@ -82,12 +82,13 @@ found = [sys.executable, sys.argv, child.pid, *map(os.environ.get, names)]
 json.dump(found, open(f"found{rank}", "w"))
 print("of", rank)
 print("[WARNING] ME(7:9,MainProcess):of MindSpore", file=sys.stderr)
+print("[INFO] of", rank)
 sys.stdout.write("no end of line")
 """
     flags = ["--nproc", "5", "-m", "--", "a b", "", "-h"]
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
     job = start(tmp_path, source, program=("program.py", *flags), PATH=path)
-    assert end(job) == (0, ["2 ranks, logs in log", "of 0", "no end of line"], [])
+    assert end(job) == (0, ["2 ranks, logs in log", "of 0", "[INFO] of 0", "no end of line"], [])
     for rank in range(2):
         interpreter, argv, child, *variables = json.loads((tmp_path / f"found{rank}").read_text())
         assert (interpreter, argv) == (sys.executable, ["program.py", *flags])
@@ -103,6 +104,11 @@ def test_failed_rank_is_named_and_ends_the_others(tmp_path):
     error = "error: rank 1 ended with exit code 1: error: no data; its log is log/worker_1.log"
     assert end(job) == (1, ["2 ranks, logs in log"], [error])
     assert gone(pid)
+
+
+def test_what_a_killed_rank_has_printed_is_not_its_cause(tmp_path):
+    job = start(tmp_path, "print('epoch', rank, flush=True)\nif rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(1000)")
+    assert end(job)[::2] == (137, ["error: rank 1 ended with exit code 137; its log is log/worker_1.log"])
 
 
 @pytest.mark.parametrize(

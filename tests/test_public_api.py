@@ -9,6 +9,7 @@ from mindspore import nn
 
 import model_zoo
 import ms_accum
+from ms_accum.engine.config import DEFAULTS
 
 pytestmark = pytest.mark.host
 # What a program written for the tutorials may give by position; arguments after these are keywords.
@@ -50,6 +51,24 @@ def test_docstrings_have_their_sections_and_claim_no_platform():
         assert "\nArgs:\n" in docstring or not inspect.signature(getattr(ms_accum, name)).parameters, name
         platforms = "\nSupported Platforms:\n    ``CPU`` (``Ascend`` and ``GPU`` not run here)\n"
         assert platforms in docstring or name in ON_THE_HOST, name
+
+
+DOORS = (ms_accum.GradientAccumulation, ms_accum.AccumulatedTrainStep, ms_accum.Accumulator)
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__name__)
+def test_options_are_in_signature_and_text_of_each_way_to_train(door):
+    parameters = inspect.signature(door).parameters
+    assert "options" not in parameters
+    for name, default in DEFAULTS.items():
+        assert parameters[name].default == default and f"\n        {name} (" in door.__doc__, name
+
+
+def test_unknown_option_is_named_with_the_nearest():
+    network = nn.Dense(2, 3)
+    message = r"GradientAccumulation\(\) got an unexpected keyword argument 'clipnorm'. Did you mean 'clip_norm'\?"
+    with pytest.raises(TypeError, match=message):
+        ms_accum.GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params()), clipnorm=1)
 
 
 def test_fields_of_records_are_documented():

@@ -119,7 +119,7 @@ def with_options(kind: _Kind) -> _Kind:
     if not kind.__doc__:  # python -OO
         return kind
     texts = (Options.__doc__ or "").partition("    Args:\n")[2].partition("\n\n")[0]
-    before, raises, after = (kind.__doc__ or "").partition("    Raises:\n")
+    before, raises, after = kind.__doc__.partition("    Raises:\n")
     kind.__doc__ = f"{before}    Args: Options\n{texts}\n\n{raises}{after}"
     return kind
 
@@ -231,7 +231,7 @@ def resolve(
         owner (str): the name used in error messages.
         optimizer (Optimizer): updates the parameters.
         network (Optional[Cell]): what is differentiated, if it is available.
-        options (Options): all of them, from `options.checked`.
+        options (Options): all of them, from `checked`.
         divides (bool): whether the window's gradient is a weighted mean.
         shares (bool): whether weights are the micro-batches' shares of the window. Default: ``False``.
         in_graph (bool): whether the user ends windows in a graph, which can't raise an error. Default: ``False``.

@@ -118,10 +118,10 @@ class Window:
 
     @property
     def state(self) -> dict[str, Any]:
-        """dict, the sums by name; accumulators are named after their parameters."""
-        sums: dict[str, Any] = {f"grad_sum.{name}": total for name, total in zip(self.names, self.grad_sum)}
+        """dict, the sums by owner and name; that of the weights is not there with every reduction."""
+        sums: dict[str, Any] = {f"window.grad_sum.{name}": total for name, total in zip(self.names, self.grad_sum)}
         if self.weight_sum:
-            sums["weight_sum"] = self.weight_sum[0]
+            sums["weights.sum"] = self.weight_sum[0]
         return sums
 
 

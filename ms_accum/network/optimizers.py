@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Callable
 
 import mindspore as ms
 import numpy as np
@@ -128,22 +128,24 @@ def warn_if_rate_vanishes(owner: str, scheduler: Any, updates: int | None) -> No
         )
 
 
-def warn_if_rates_are_of_micro_batches(owner: str, optimizer: nn.Cell, micro_batches: int, updates: int) -> None:
+def warn_if_rates_are_of_micro_batches(
+    owner: str, optimizer: nn.Cell, micro_batches: int, updates: Callable[[], int]
+) -> None:
     """Warn if a list of learning rates has one for each micro-batch: updates would use its first part only.
 
     Args:
         owner (str): the name used in the warning.
         optimizer (Optimizer): has the rates.
         micro_batches (int): the micro-batches of the run.
-        updates (int): its updates.
+        updates (Callable): returns its updates; it is called only if there is such a list.
     """
     schedules = getattr(inner_of(optimizer), "learning_rate", None)
     cells = [cell for _, cell in schedules.cells_and_names()] if isinstance(schedules, nn.Cell) else []
     lists = [as_array(each) for cell in cells if type(cell).__name__ == _LIST for each in cell.get_parameters()]
-    if updates < micro_batches and any(each.size == micro_batches and np.ptp(each) for each in lists):
+    if any(each.size == micro_batches and np.ptp(each) for each in lists) and updates() < micro_batches:
         _check.warn(
             f"For '{owner}', the optimizer has {micro_batches:,} learning rates, one for each micro-batch, but the run "
-            f"has {updates:,} updates, each of which takes one: make the list for 'updates_per_epoch' times epochs."
+            f"has {updates():,} updates, each of which takes one: make the list for 'updates_per_epoch' times epochs."
         )
 
 

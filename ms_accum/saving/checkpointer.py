@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
 from filelock import FileLock, Timeout
@@ -43,8 +44,8 @@ class FoundState(NamedTuple):
     path: str
     passed_over: Sequence[str] = ()
     """Why newer states could not be read."""
-    changed: Sequence[str] = ()
-    """The settings that differ from those of the state."""
+    changed: Mapping[str, str] = MappingProxyType({})
+    """The settings that differ from those of the state: a text by name."""
 
     @property
     def updates(self) -> int:
@@ -290,16 +291,17 @@ class Checkpointer:
         self.resumed = [*found_state.passed_over, str(found_state)]
         return self.accepted(found_state, changes(metadata["config"], self._config))
 
-    def accepted(self, found_state: FoundState, changed: Sequence[str]) -> FoundState:
+    def accepted(self, found_state: FoundState, changed: Mapping[str, str]) -> FoundState:
         """Return the state, with what is otherwise in this run; raise a `CheckpointError` if that is not allowed."""
         if changed and not self._allow_config_change:
+            differences = ", ".join(changed.values())
             raise CheckpointError(
-                f"For '{_OWNER}', '{found_state.path}' belongs to a run with other settings: {', '.join(changed)}. "
+                f"For '{_OWNER}', '{found_state.path}' belongs to a run with other settings: {differences}. "
                 "Give 'allow_config_change' to resume anyway."
             )
         self._is_saved = self._is_saved and not changed
-        self.resumed += changed
-        return found_state._replace(changed=[*found_state.changed, *changed])
+        self.resumed += changed.values()
+        return found_state._replace(changed={**found_state.changed, **changed})
 
     def _find_state(self) -> FoundState | None:
         if self._resume is None:
@@ -444,10 +446,10 @@ def _description(found_state: FoundState) -> str:
     return f"one after {_check.quantity(found_state.updates, 'update')} with the digest {digest[:12]}"
 
 
-def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return one text for each setting that differs."""
-    return [
-        f"{_check.one_line(name)} was {_check.one_line(before.get(name))} and is {_check.one_line(now.get(name))}"
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, str]:
+    """Return a text for each setting that differs, by its name."""
+    return {
+        name: f"{_check.one_line(name)} was {_check.one_line(before.get(name))} and is {_check.one_line(now.get(name))}"
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
-    ]
+    }

@@ -98,15 +98,18 @@ class Data:
         first = source.next_epoch if hasattr(source, "begin_with_epoch") else None
         return Position(first, size=size, total=self.batches, ranks=self._ranks)
 
-    def differences(self, at: Position, group: Group | None) -> list[str]:
-        """Return how the batches differ from those of a run that was at this position, as far as both are known."""
+    def differences(self, at: Position, group: Group | None) -> dict[str, str]:
+        """Return how the batches differ from those of a run that was at this position, as far as both are known.
+
+        As `saving.checkpointer.changes`: a text by name.
+        """
         now = self.start()
         numbers = {"batch_size": (at.size, now.size), "batches": (at.total, now.total)}
-        texts = []
+        texts: dict[str, str] = {}
         for name, (before, number) in numbers.items():
             number = broadcast_number(-1 if number is None else number, group)  # the state is that of rank 0
             if before is not None and number not in (-1, before):
-                texts.append(f"{name} was {before} and is {number}")
+                texts[name] = f"{name} was {before} and is {number}"
         return texts
 
     def convert(self, at: Position) -> Position:
@@ -119,17 +122,17 @@ class Data:
                     f"because {_check.quantity(at.ranks, 'process')} stopped and {now.ranks} resume."
                 )
             return at
-        if (now.size, now.ranks) == (at.size, at.ranks):
-            if at.batches > now.total:
-                got = f"{now.total}, of which the run that is resumed has finished {at.batches}"
-                raise ValueError(f"For 'train_process', 'train_dataset' must have more batches, but got {got}.")
-            return at
-        # The last batch, which ends the epoch, may be short.
-        epoch_is_over = at.batches == at.total
-        step_rows, rows_done = now.size * now.ranks, at.rows * at.ranks
-        batches = now.total if epoch_is_over else len(range(step_rows, rows_done + 1, step_rows))
-        sizes: Any = {"size": now.size, "total": now.total, "ranks": now.ranks}
-        return replace(at, batches=batches, rows=batches * now.size, **sizes)
+        if (now.size, now.ranks) != (at.size, at.ranks):
+            # The last batch, which ends the epoch, may be short.
+            epoch_is_over = at.batches == at.total
+            step_rows, rows_done = now.size * now.ranks, at.rows * at.ranks
+            batches = now.total if epoch_is_over else len(range(step_rows, rows_done + 1, step_rows))
+            sizes: Any = {"size": now.size, "total": now.total, "ranks": now.ranks}
+            at = replace(at, batches=batches, rows=batches * now.size, **sizes)
+        if at.batches > now.total:
+            got = f"{now.total}, of which the run that is resumed has finished {at.batches}"
+            raise ValueError(f"For 'train_process', 'train_dataset' must have more batches, but got {got}.")
+        return at
 
     def epochs(self, epochs: int, at: Position | None = None) -> Iterator[Iterable[tuple]]:
         """Yield, for each remaining epoch, an iterable over its remaining batches, as tuples of Tensors.

@@ -295,7 +295,7 @@ class ResumableLoop:
             raise CheckpointError(f"'{found_state.path}' is a training state of GradientAccumulation.")
         micro_batches = found_state.state.metadata["micro_batches"]
         has_sums = any(name.startswith("window.grad_sum") for name in parameters)
-        changed = [text for text in found_state.changed if text.partition(" ")[0] in _OF_SUMS]
+        changed = [text for name, text in found_state.changed.items() if name in _OF_SUMS]
         if micro_batches and changed:
             raise CheckpointError(
                 f"The state holds {_check.quantity(micro_batches, 'micro-batch')} of an open window, whose sums do not "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from mindspore.train import Callback, RunContext
@@ -57,7 +58,7 @@ class FlushTail(Callback):
         args["optimizer"] = self._step.optimizer
         self._counts = self._step.counts
         batches, epochs = args["batch_num"], args["epoch_num"]
-        planned = self._step.planned(batches, epochs)
+        planned = partial(self._step.planned, batches, epochs)
         warn_if_rates_are_of_micro_batches("AccumulatedTrainStep", self._step.optimizer, batches * epochs, planned)
         self._stop_together = None if self._step.group is None else _StopTogether(run_context, self._step)
         self._flushed = False

@@ -86,10 +86,12 @@ class ByCalls:
             for _ in range(number):
                 self._add_zeros()
 
-    def end(self, losses: Callable[[], Tensor]) -> tuple:
+    def end(self, losses: np.ndarray) -> tuple:
         """Update and clear; return whether the optimizer was called, the norm, and the sum of `losses` over ranks."""
         config = self.window.config
-        return self.optim(losses()) if config.group or config.scale.value is not None else (*self.optim(), None)
+        if config.group is None and config.scale.value is None:
+            return (*self.optim(), None)
+        return self.optim(Tensor(losses.astype(np.float32)))
 
     def clear(self) -> None:
         """Discard what has been added."""

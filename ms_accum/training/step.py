@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
@@ -62,7 +61,7 @@ class Step:
         owner (str): the name used in error messages.
         objective (Objective): the loss and its weights.
         optimizer (Optimizer): updates the parameters.
-        options (Options): all of them, from `options.checked`.
+        options (Options): all of them, from `config.checked`.
         settings (dict): more settings that must be equal in a resumed run, and on all ranks.
         scheduler (Optional[LRScheduler]): sets the learning rate after each update. Default: ``None``.
     """
@@ -220,7 +219,7 @@ class Step:
             self._undo.undo()
             ops.assign(skips.counts, Tensor([0.0, overflows], ms.float32))
             inputs = self._losses.inputs(window)
-        updated, norm, summed = added.ended or runner.end(partial(Tensor, sums.astype(np.float32)))
+        updated, norm, summed = added.ended or runner.end(sums)
         if self.group is not None:
             sums = summed.asnumpy().astype(np.float64)
         if window.parts:

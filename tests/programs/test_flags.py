@@ -48,6 +48,8 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--config=none.yaml": "'none.yaml' can't be read: [Errno 2] No such file or directory",
     "--config=list.yaml": "'list.yaml' must have lines of the form 'flag: value'",
     "--config=typo.yaml": "'typo.yaml' has the unknown flag 'batch_szie'; did you mean batch_size?",
+    "--config=resume.yaml": "'resume.yaml' has the unknown flag 'resume'",  # what a run does once is no setting
+    "--config=debug.yaml": "'debug.yaml' has the unknown flag 'debug'",
     "--config=object.yaml": "'object.yaml' can't be read: could not determine a constructor",
     "--config=zero.yaml": "'zero.yaml': argument --layers: must be an int >= 1 and <= 65536, but got '0'",
     "--config=sizes.yaml": "'layers' must be left out: lenet5 by momentum has none",
@@ -57,6 +59,8 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
 FILES = {
     "list.yaml": "- lr\n",
     "typo.yaml": "batch_szie: 3\n",
+    "resume.yaml": "resume: true\n",
+    "debug.yaml": "debug: true\n",
     "object.yaml": "lr: !!python/object/apply:os.getcwd []\n",
     "zero.yaml": "layers: 0\n",
     "sizes.yaml": "layers: 2\n",

@@ -523,16 +523,18 @@ def test_a_list_with_other_rows_is_refused(tmp_path):
         Run().train(numbers([6] * 6), 2, epochs=1, states=Checkpointer(tmp_path, resume="auto"))
 
 
-def test_fewer_batches_than_are_done_are_refused(tmp_path):
-    def data(rows):
+@pytest.mark.parametrize("size", [4, 2])
+def test_fewer_batches_than_are_done_are_refused(tmp_path, size):
+    def data(rows, size=4):
         columns = [column.asnumpy() for column in numbers([rows])[0]]
-        return NumpySlicesDataset(tuple(columns), ["x", "y"], shuffle=False).batch(4)
+        return NumpySlicesDataset(tuple(columns), ["x", "y"], shuffle=False).batch(size)
 
     with pytest.raises(Stopped):
         Run().train(data(24), 1, epochs=1, states=Checkpointer(tmp_path, stop=stop_after(9)))
     states = Checkpointer(tmp_path, resume="auto", allow_config_change=True)
-    with pytest.raises(ValueError, match="'train_dataset' must have more batches, but got 2, of which the run"):
-        Run().train(data(8), 1, epochs=1, states=states)
+    message = f"'train_dataset' must have more batches, but got {8 // size}, of which the run"
+    with pytest.raises(ValueError, match=message):
+        Run().train(data(8, size), 1, epochs=1, states=states)
 
 
 def test_batch_with_another_split_is_restarted(tmp_path):

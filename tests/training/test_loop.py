@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mindspore import nn
 
-from helpers import batches, compiled_step, cross_entropy
+from helpers import batches, compiled_step, cross_entropy, rows_of
 from ms_accum import Accumulator, Checkpointer, CheckpointError, Ema, ResumableLoop, Stopped
 from ms_accum.saving import training_state
 from runs import stop_after
@@ -24,11 +24,13 @@ class UserProgram:
     """A user's program."""
 
     def __init__(self, window=3, make=nn.Adam, **options):
+        options = {"reduction": "mean", **options}
         ms.set_seed(1)
         self.network, loss_fn = nn.SequentialCell(nn.Flatten(), nn.Dense(6, 3)), cross_entropy()
         self.optimizer = make(self.network.trainable_params(), 0.1)
-        self.accumulator = Accumulator(self.optimizer, window, clip_norm=0.5, **{"reduction": "mean", **options})
-        self.step = compiled_step(self.network, loss_fn, self.accumulator, self.optimizer)
+        self.accumulator = Accumulator(self.optimizer, window, clip_norm=0.5, **options)
+        weight = rows_of if options["reduction"] == "mean" else lambda x, y: None
+        self.step = compiled_step(self.network, loss_fn, self.accumulator, self.optimizer, weight)
 
     def train(self, folder, epochs=2, **options):
         options = {"resume": "auto", **options}
@@ -85,16 +87,21 @@ def test_state_of_run_with_other_settings_is_rejected(tmp_path, settings, messag
         UserProgram(**settings).train(tmp_path)
 
 
+OPTIONAL = {
+    "ema": lambda: {"ema": Ema(0.5)},
+    "stages": lambda: {"stages": [lambda gradients, norm: gradients]},
+    "reduction": lambda: {"reduction": "sum"},
+}
+
+
 @pytest.mark.host
-@pytest.mark.parametrize("name", ["ema", "stages"])
+@pytest.mark.parametrize("name", OPTIONAL)
 def test_what_is_optional_comes_and_goes_with_allow_config_change(name, tmp_path):
-    """An average, or a stage that counts the windows it skips, is in one of the two runs only."""
+    """An average, a stage that counts the windows it skips, or a sum of weights is in one of the two runs only."""
     UserProgram().train(tmp_path, epochs=1)
-    options = {"ema": Ema(0.5)} if name == "ema" else {"stages": [lambda gradients, norm: gradients]}
-    with pytest.raises(CheckpointError, match=rf"belongs to a run with other settings: {name}.* was None"):
-        UserProgram(**options).train(tmp_path)
-    options = {"ema": Ema(0.5)} if name == "ema" else options
-    UserProgram(**options).train(tmp_path, allow_config_change=True)
+    with pytest.raises(CheckpointError, match=f"belongs to a run with other settings: {name}.* was "):
+        UserProgram(**OPTIONAL[name]()).train(tmp_path)
+    UserProgram(**OPTIONAL[name]()).train(tmp_path, allow_config_change=True)
     program = UserProgram().train(tmp_path, epochs=3, allow_config_change=True)
     assert program.resumed_at == (3, 0) and program.accumulator.updates == 9
 
