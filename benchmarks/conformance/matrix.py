@@ -15,7 +15,6 @@ from typing import Any
 from ..options import check_names
 from ..process import ContenderError
 from ..results import code, read
-from . import curves
 from .cases import cases
 from .environments import python
 from .libraries import LIBRARIES, Library, contender
@@ -35,7 +34,7 @@ def run(arguments: Namespace) -> None:
     libraries = [library for library in libraries if not arguments.only or library.name in arguments.only]
     made = all_measured(prepared(libraries), judges)
     path = Path(arguments.output, FILE)
-    record = read(path) if path.exists() else {"rows": [], "libraries": {}, "curves": []}
+    record = read(path) if path.exists() else {"rows": [], "libraries": {}}
     rows = merged(record["rows"], [row for rows, _ in made for row in rows])
     for line in changes(record["rows"], rows):
         print(line)
@@ -44,15 +43,8 @@ def run(arguments: Namespace) -> None:
     about = {library.key: {**measured_now, "versions": found} for library, (_, found) in zip(libraries, made)}
     about = {**record["libraries"], **about}
     about = {library.key: about[library.key] for library in LIBRARIES if library.key in about}
-    record = {"benchmark": "conformance", "libraries": about, "rows": rows, "curves": record["curves"]}
-    save(path, record)
-    if not (arguments.only or arguments.cases):
-        save(path, {**record, "curves": curves.rows()})
-
-
-def save(path: Path, record: dict[str, Any]) -> None:
-    """Write the record."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"benchmark": "conformance", "libraries": about, "rows": rows}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"results: {path}")
 

@@ -64,7 +64,6 @@ def tables() -> dict[str, Lines]:
         "conformance/summary-ways": others,
         "conformance/all-1": _all(measured, names[:_WIDE]),
         "conformance/all-2": _all(measured, names[_WIDE:]),
-        "conformance/curves": _curves(record["curves"]),
         "conformance/sums": _sums(of_cases["two ranks"]),
         "conformance/issues": _issues(measured),
         "conformance/losses": _losses(measured),
@@ -186,13 +185,6 @@ def _issues(measured: Rows) -> Lines:
         row = cells[name, way, case]
         link = f"[{project} #{number}](https://github.com/{address})"
         yield [link, case, key_of(name, way), f"**{_sign(row)}**", _why(row)]
-
-
-def _curves(measured: Rows) -> Lines:
-    """By how much the loss of a split is off that of the undivided batch, at most; and the finest split in the end."""
-    for (fault, library), (whole, *splits) in groups(measured, "fault", "library").items():
-        off = [[abs(a / b - 1) for (_, a), (_, b) in zip(row["losses"], whole["losses"])] for row in splits]
-        yield [fault, library, *(f"{ratio:.2%}" for ratio in (*map(max, off), off[-1][-1]))]
 
 
 def _versions(about: Mapping[str, Mapping[str, Any]]) -> Lines:
