@@ -40,8 +40,7 @@ ISSUES = {
     "Lightning-AI/pytorch-lightning/issues/19987": ("Lightning", "", "short last window"),
     "Lightning-AI/pytorch-lightning/issues/20350": ("Lightning", "", "padded tokens"),
     "modelscope/ms-swift/pull/5823": ("Transformers", "with num_items_in_batch", "two terms"),
-    "pytorch/pytorch/issues/46516": ("PyTorch", "usual loop", "BatchNorm"),
-    "timoschick/pet/issues/36": ("PyTorch", "usual loop", "short last window"),
+    "pytorch/pytorch/issues/46516": ("PyTorch", "loop with a last step", "BatchNorm"),
 }
 
 _FAMILIES = {(library.name, library.way): library.family for library in LIBRARIES}
