@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
+from ..environments import SELF, prepared
 from ..process import Contender
-from .environments import SELF, python
 
 OURS, RIGHT_LOOP, TUTORIALS = "ms_accum", "right loop", "MindSpore's tutorials"
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT = 240
 """int, the seconds that a case may take."""
-TORCH, JAX, MINDSPORE = "conformance-torch", "conformance-jax", "conformance-mindspore"
+TORCH, JAX, MINDSPORE = "conformance-torch", "jax", "conformance-mindspore"
 
 
 def key_of(name: str, way: str) -> str:
@@ -166,4 +166,4 @@ LIBRARIES = (
 
 def contender(library: Library) -> Contender:
     """Return the program of a library, to be entered."""
-    return Contender(library.key, python(library.environment), PROGRAMS / library.program, library.flags, limit=LIMIT)
+    return Contender(library.key, prepared(library.environment), PROGRAMS / library.program, library.flags, limit=LIMIT)

@@ -12,11 +12,11 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from ..environments import prepared
 from ..options import check_names
 from ..process import ContenderError
 from ..results import code, read
 from .cases import cases
-from .environments import python
 from .libraries import LIBRARIES, Library, contender
 from .verdicts import DIED, Judge
 
@@ -32,7 +32,7 @@ def run(arguments: Namespace) -> None:
     judges = {name: Judge(case) for name, case in asked.items() if not arguments.cases or name in arguments.cases}
     libraries = [library for library in LIBRARIES if not library.missing]
     libraries = [library for library in libraries if not arguments.only or library.name in arguments.only]
-    made = all_measured(prepared(libraries), judges)
+    made = all_measured(with_environments(libraries), judges)
     path = Path(arguments.output, FILE)
     record = read(path) if path.exists() else {"rows": [], "libraries": {}}
     rows = merged(record["rows"], [row for rows, _ in made for row in rows])
@@ -49,12 +49,12 @@ def run(arguments: Namespace) -> None:
     print(f"results: {path}")
 
 
-def prepared(libraries: Sequence[Library]) -> list[Library]:
+def with_environments(libraries: Sequence[Library]) -> list[Library]:
     """Make the environments of libraries, and note where that fails."""
     failed = {}
     for environment in dict.fromkeys(library.environment for library in libraries):
         try:
-            python(environment)
+            prepared(environment)
         except subprocess.CalledProcessError as error:
             failed[environment] = f"can't be installed: {error}"
             print(failed[environment])

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import networks_ms
-from ours import VERSIONS, LastLoss, driver, tuned
+from ours import VERSIONS, LastLoss, driver
 from workload import Network, Train, Trainer, run
 
 
 def make(network: Network) -> Trainer:
     """Return `train_process` on ready Tensors, after `tune_cpu`."""
-    trained = tuned(networks_ms.make(network))
+    trained = networks_ms.tuned(networks_ms.make(network))
     model, last = driver(trained), LastLoss()
 
     def windows_of(window: int) -> Train:

@@ -10,7 +10,7 @@ import networks_ms
 from mindspore import Tensor, amp, nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Model
-from ours import VERSIONS, driver, tuned
+from ours import VERSIONS, driver
 from protocol import flags_of, serve, timed
 from workload import Network, micro_batches
 
@@ -108,7 +108,7 @@ def _with_mindspores_kernels(forward: nn.Cell, optimizer: nn.Optimizer) -> ByCal
 
 def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]:
     """Make the pieces, outside the measured time."""
-    trained = tuned(networks_ms.make(network))
+    trained = networks_ms.tuned(networks_ms.make(network))
     optimizer = networks_ms.momentum(trained)
     forward = nn.WithLossCell(trained, networks_ms.loss())
     data = networks_ms.tensors(micro_batches(network, 8 if network == "transformer" else 32, window))

@@ -72,9 +72,8 @@ def make(network: Network, tuned: bool = False) -> Trainer:
 
     With `--tuned` under the environment variables that ours sets.
     """
-    trained = networks_ms.make(network)
-    if tuned:
-        networks_ms.tune(trained)
+    made = networks_ms.make(network)
+    trained = networks_ms.tuned(made) if tuned else made
     optimizer = networks_ms.momentum(trained)
     sums, zeros = (optimizer.parameters.clone(name, "zeros") for name in ("sums", "zeros"))
     accumulate = Accumulate(nn.WithLossCell(trained, networks_ms.loss()), sums).set_train()

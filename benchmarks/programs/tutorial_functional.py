@@ -65,9 +65,8 @@ def make(network: Network, tuned: bool = False) -> Trainer:
 
     With `--tuned` under the environment variables that ours sets.
     """
-    first = networks_ms.make(network)
-    if tuned:
-        networks_ms.tune(first)
+    made = networks_ms.make(network)
+    first = networks_ms.tuned(made) if tuned else made
 
     def windows_of(window: int) -> Train:
         return one_by_one(step(networks_ms.make(network), window), wait=ms.runtime.synchronize)
