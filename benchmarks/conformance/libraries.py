@@ -12,6 +12,7 @@ OURS, RIGHT_LOOP, TUTORIALS = "ms_accum", "right loop", "MindSpore's tutorials"
 PROGRAMS = Path(__file__).parent / "programs"
 LIMIT = 240
 """int, the seconds that a case may take."""
+# Environments. SELF is the one that runs this; MINDSPORE adds packages to it.
 TORCH, JAX, MINDSPORE = "conformance-torch", "jax", "conformance-mindspore"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import networks_ms
-from ours import VERSIONS, LastLoss, driver
-from workload import Network, Train, Trainer, run
+from benchmarks.programs import networks_ms
+from benchmarks.programs.ours import VERSIONS, LastLoss, driver
+from benchmarks.programs.workload import Network, Train, Trainer, run
 
 
 def make(network: Network) -> Trainer:

@@ -6,14 +6,14 @@ import os
 from typing import Any, Callable
 
 import mindspore as ms
-import networks_ms
 from mindspore import Tensor, amp, nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Model
-from ours import VERSIONS, driver
-from protocol import flags_of, serve, timed
-from workload import Network, micro_batches
 
+from benchmarks.programs import networks_ms
+from benchmarks.programs.ours import VERSIONS, driver
+from benchmarks.programs.protocol import flags_of, serve, timed
+from benchmarks.programs.workload import Network, micro_batches
 from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, native
 from ms_accum.engine.config import resolve
 from ms_accum.engine.window import new_window

@@ -9,8 +9,8 @@ from typing import Any
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
-from workload import HEADS, LAYERS, LEARNING_RATE, MLP_WIDTH, MOMENTUM, TOKENS, VOCABULARY, WIDTH
 
+from benchmarks.programs.workload import HEADS, LAYERS, LEARNING_RATE, MLP_WIDTH, MOMENTUM, TOKENS, VOCABULARY, WIDTH
 from model_zoo import LeNet5
 from model_zoo.fast import GELU, LayerNorm
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.nn import functional as F
-from workload import HEADS, LAYERS, MLP_WIDTH, TOKENS, VOCABULARY, WIDTH
+
+from benchmarks.programs.workload import HEADS, LAYERS, MLP_WIDTH, TOKENS, VOCABULARY, WIDTH
 
 
 def lenet5() -> nn.Module:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import networks_ms
 from mindspore import nn
 from mindspore.train import Callback, RunContext
 
+from benchmarks.programs import networks_ms
 from ms_accum import GradientAccumulation, __version__, native
 
 # What an update costs depends on whether the operators were built.

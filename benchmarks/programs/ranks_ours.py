@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, Callable
 
-import networks_ms
 from mindspore import nn
-from ours import VERSIONS, LastLoss, driver
-from protocol import flags_of, peak_mib, serve
-from workload import Network, micro_batches
 
+from benchmarks.programs import networks_ms
+from benchmarks.programs.ours import VERSIONS, LastLoss, driver
+from benchmarks.programs.protocol import flags_of, peak_mib, serve
+from benchmarks.programs.workload import Network, micro_batches
 from ms_accum import Group, ZeroOptimizer, total
 from ms_accum.ranks.group import AUTO, group_of
 

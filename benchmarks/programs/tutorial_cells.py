@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-import networks_ms
 from mindspore import nn, ops
-from workload import Network, Trainer, one_by_one, run
+
+from benchmarks.programs import networks_ms
+from benchmarks.programs.workload import Network, Trainer, one_by_one, run
 
 _each = ops.HyperMap()
 _add, _write = (ops.MultitypeFuncGraph(name) for name in ("add", "write"))

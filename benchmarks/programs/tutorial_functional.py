@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import mindspore as ms
-import networks_ms
 from mindspore import Parameter, Tensor, nn, ops
-from workload import Network, Train, Trainer, one_by_one, run
+
+from benchmarks.programs import networks_ms
+from benchmarks.programs.workload import Network, Train, Trainer, one_by_one, run
 
 _each = ops.HyperMap()
 
