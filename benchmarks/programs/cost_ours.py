@@ -15,7 +15,7 @@ from benchmarks.programs.ours import VERSIONS, driver
 from benchmarks.programs.protocol import flags_of, serve, timed
 from benchmarks.programs.workload import Network, micro_batches
 from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, native
-from ms_accum.engine.config import resolve
+from ms_accum.engine.config import checked, resolve
 from ms_accum.engine.window import new_window
 from ms_accum.network.compiled import branch
 from ms_accum.network.parameters import unique_name
@@ -87,13 +87,13 @@ class Windows:
 
     def update(self) -> None:
         """Run a window of one, as the driver does if it can't do without accumulators."""
-        self._ours.add([self._input], ends=True, stops=lambda: False)
-        self._ours.end(lambda: Tensor(0.0))
+        added = self._ours.add([self._input], ends=True, stops=lambda: False)
+        assert added is not None and added.ended is not None  # in the graph of the micro-batch
 
 
 def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> ByCalls:
     """Return the Cells of the driver around a window of their own."""
-    config = resolve("cost", optimizer, forward, divides=False, shares=True, compiles=True)
+    config = resolve("cost", optimizer, forward, checked("cost", {}), divides=False, shares=True)
     return ByCalls(forward, new_window(unique_name("cost"), config))
 
 
