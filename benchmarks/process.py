@@ -12,7 +12,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,6 @@ class Contender:
         python (Path): the interpreter of its environment.
         program (str): a file of `programs/`, or any path.
         flags (Sequence[str]): of the program.
-        environment (Mapping[str, str]): variables to add to its environment.
         limit (float): the seconds that it may take to get ready, and for each answer.
 
     After `__enter__` it is ready, and `about` is what it printed about itself.
@@ -49,14 +48,12 @@ class Contender:
         program: str | Path,
         flags: Sequence[str] = (),
         *,
-        environment: Mapping[str, str] | None = None,
         limit: float = 600,
     ):
         self.name = name
         self.limit = limit
         self.about: dict[str, Any] = {}
         self._command = [str(python), str(PROGRAMS / program), *flags]
-        self._environment = environment_of(environment or {})
         self._held = b""
 
     def __enter__(self) -> Contender:
@@ -68,7 +65,7 @@ class Contender:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**self._environment, "TMPDIR": self._scratch.name},
+            env={**_environment(), "TMPDIR": self._scratch.name},
             preexec_fn=os.setpgrp,
         )
         try:
@@ -133,8 +130,7 @@ class Contender:
         )
 
 
-def environment_of(added: Mapping[str, str]) -> dict[str, str]:
+def _environment() -> dict[str, str]:
     """Return the variables that a contender runs with."""
     kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
-    # The project is not installed where it is benchmarked.
-    return {**kept, "PYTHONPATH": str(ROOT), **added}
+    return {**kept, "PYTHONPATH": str(ROOT)}  # the project is not installed where it is benchmarked

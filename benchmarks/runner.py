@@ -92,21 +92,20 @@ def check_loss(contender: Contender, answer: Mapping[str, Any]) -> None:
         raise ContenderError(f"The contender '{contender.name}' must have a finite loss, but got {answer['loss']}.")
 
 
-def repeats(run: Callable[[int], float], seconds: float, least: int = 1) -> int:
+def repeats(run: Callable[[int], float], seconds: float) -> int:
     """Compile, and return how often `run` fits into `seconds`; `run(count)` returns the seconds of `count` runs."""
-    run(least)
-    count = least
+    run(1)
+    count = 1
     while True:
         elapsed = run(count)
         if elapsed > seconds / 4:
-            return max(least, round(count * seconds / elapsed))
+            return max(1, round(count * seconds / elapsed))
         count *= 4
 
 
-def summary(measured: Sequence[float], name: str, prefix: str | None = None) -> dict[str, float]:
-    """Return columns of a row: the median under this name, and `prefix`min and `prefix`max; default: name_."""
-    prefix = f"{name}_" if prefix is None else prefix
-    return {name: statistics.median(measured), f"{prefix}min": min(measured), f"{prefix}max": max(measured)}
+def summary(measured: Sequence[float], name: str) -> dict[str, float]:
+    """Return columns of a row: the median under this name, the least and the largest with `_min` and `_max`."""
+    return {name: statistics.median(measured), f"{name}_min": min(measured), f"{name}_max": max(measured)}
 
 
 def ratios(measured: Sequence[float], other: Sequence[float]) -> list[float]:

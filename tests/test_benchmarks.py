@@ -7,12 +7,14 @@ import subprocess
 import sys
 import textwrap
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
-from benchmarks import speed
+from benchmarks import ranks, speed
 from benchmarks.contenders import ENTRIES, OURS, available, check_same_size, start
+from benchmarks.cost import COMPARED_WITH
 from benchmarks.environments import python
 from benchmarks.process import Contender, ContenderError
 from benchmarks.results import code, machine, save
@@ -55,6 +57,15 @@ def test_memory_benchmark_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_cost_benchmark_runs(tmp_path):
+    record, _ = benchmark("cost", tmp_path, "--rounds", "1")
+    assert set(record) == RECORD
+    ratios = {row["piece"]: row.get("ratio") for row in record["rows"]}
+    assert {piece for piece, ratio in ratios.items() if ratio} == set(COMPARED_WITH)
+    assert set(COMPARED_WITH.values()) <= set(ratios)
+
+
+@pytest.mark.slow
 def test_speed_benchmark_runs_with_all_available_contenders(tmp_path):
     record, printed = benchmark("speed", tmp_path)
     names = [entry.name for entry in ENTRIES if python(entry.environment)]
@@ -74,6 +85,15 @@ def test_unknown_name_exits_with_code_2_and_one_line(arguments, word):
     assert done.returncode == 2
     assert word in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("contenders", ["torch"]), ("networks", ["resnet"]), ("windows", [1, 4])]
+)
+def test_options_that_ranks_has_not_are_rejected(option, value):
+    options = dict.fromkeys(("networks", "windows", "contenders", "rounds", "short"))
+    with pytest.raises(ValueError, match=f"--{option}"):
+        ranks.run(Namespace(**{**options, option: value}))
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["speed", "--help"]])

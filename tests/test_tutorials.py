@@ -91,15 +91,11 @@ def with_tutorial_class(program):
     """Put in the class that the README leaves out."""
     line = r"^class Accumulator: \.\.\..*$"
     assert len(re.findall(line, program, re.MULTILINE)) == 1
-    return re.sub(line, "from tutorial_functional import SumsInGraph as Accumulator", program, flags=re.MULTILINE)
+    imported = "from benchmarks.programs.tutorial_functional import SumsInGraph as Accumulator"
+    return re.sub(line, imported, program, flags=re.MULTILINE)
 
 
-@pytest.fixture
-def programs_of_benchmarks(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "programs"))
-
-
-def test_readme_program_before_change_equals_tutorial(rows, tmp_path, programs_of_benchmarks):
+def test_readme_program_before_change_equals_tutorial(rows, tmp_path):
     start, actual = train_by_program(with_tutorial_class(programs_of_diff(READMES[0])[0]), rows, tmp_path)
     assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) <= 1
     assert reference.miss(actual, trained(start, rows, "flush", large_batch_gradient), **TOLERANCE) >= 100
@@ -121,7 +117,7 @@ def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
 
 
 @pytest.mark.host
-def test_division_after_gradient_differs_from_tutorial(rows, tmp_path, programs_of_benchmarks):
+def test_division_after_gradient_differs_from_tutorial(rows, tmp_path):
     """The mutant: then the division changes only the loss that is shown."""
     before = with_tutorial_class(programs_of_diff(READMES[0])[0])
     later = re.sub(r"return loss / 4 .*", "return loss", before).replace(
@@ -144,11 +140,9 @@ MOMENTUM = {"update": reference.momentum, "epochs": 1, "momentum": 0.9}
 
 
 @pytest.fixture
-def programs(programs_of_benchmarks, monkeypatch):
+def programs(monkeypatch):
     """The modules of the two tutorials' programs, which train a small network with a large rate."""
-    import networks_ms
-    import tutorial_cells
-    import tutorial_functional
+    from benchmarks.programs import networks_ms, tutorial_cells, tutorial_functional
 
     monkeypatch.setattr(networks_ms, "make", lambda name: nn.Dense(6, 3))
     monkeypatch.setattr(networks_ms, "momentum", lambda network: nn.Momentum(network.trainable_params(), LR, 0.9))

@@ -12,12 +12,11 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
+from ..environments import prepared
 from ..options import check_names
 from ..process import ContenderError
 from ..results import code, read
-from . import curves
 from .cases import cases
-from .environments import python
 from .libraries import LIBRARIES, Library, contender
 from .verdicts import DIED, Judge
 
@@ -33,9 +32,9 @@ def run(arguments: Namespace) -> None:
     judges = {name: Judge(case) for name, case in asked.items() if not arguments.cases or name in arguments.cases}
     libraries = [library for library in LIBRARIES if not library.missing]
     libraries = [library for library in libraries if not arguments.only or library.name in arguments.only]
-    made = all_measured(prepared(libraries), judges)
+    made = all_measured(with_environments(libraries), judges)
     path = Path(arguments.output, FILE)
-    record = read(path) if path.exists() else {"rows": [], "libraries": {}, "curves": []}
+    record = read(path) if path.exists() else {"rows": [], "libraries": {}}
     rows = merged(record["rows"], [row for rows, _ in made for row in rows])
     for line in changes(record["rows"], rows):
         print(line)
@@ -44,25 +43,18 @@ def run(arguments: Namespace) -> None:
     about = {library.key: {**measured_now, "versions": found} for library, (_, found) in zip(libraries, made)}
     about = {**record["libraries"], **about}
     about = {library.key: about[library.key] for library in LIBRARIES if library.key in about}
-    record = {"benchmark": "conformance", "libraries": about, "rows": rows, "curves": record["curves"]}
-    save(path, record)
-    if not (arguments.only or arguments.cases):
-        save(path, {**record, "curves": curves.rows()})
-
-
-def save(path: Path, record: dict[str, Any]) -> None:
-    """Write the record."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"benchmark": "conformance", "libraries": about, "rows": rows}
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"results: {path}")
 
 
-def prepared(libraries: Sequence[Library]) -> list[Library]:
+def with_environments(libraries: Sequence[Library]) -> list[Library]:
     """Make the environments of libraries, and note where that fails."""
     failed = {}
     for environment in dict.fromkeys(library.environment for library in libraries):
         try:
-            python(environment)
+            prepared(environment)
         except subprocess.CalledProcessError as error:
             failed[environment] = f"can't be installed: {error}"
             print(failed[environment])

@@ -40,8 +40,7 @@ ISSUES = {
     "Lightning-AI/pytorch-lightning/issues/19987": ("Lightning", "", "short last window"),
     "Lightning-AI/pytorch-lightning/issues/20350": ("Lightning", "", "padded tokens"),
     "modelscope/ms-swift/pull/5823": ("Transformers", "with num_items_in_batch", "two terms"),
-    "pytorch/pytorch/issues/46516": ("PyTorch", "usual loop", "BatchNorm"),
-    "timoschick/pet/issues/36": ("PyTorch", "usual loop", "short last window"),
+    "pytorch/pytorch/issues/46516": ("PyTorch", "loop with a last step", "BatchNorm"),
 }
 
 _FAMILIES = {(library.name, library.way): library.family for library in LIBRARIES}
@@ -64,7 +63,6 @@ def tables() -> dict[str, Lines]:
         "conformance/summary-ways": others,
         "conformance/all-1": _all(measured, names[:_WIDE]),
         "conformance/all-2": _all(measured, names[_WIDE:]),
-        "conformance/curves": _curves(record["curves"]),
         "conformance/sums": _sums(of_cases["two ranks"]),
         "conformance/issues": _issues(measured),
         "conformance/losses": _losses(measured),
@@ -186,13 +184,6 @@ def _issues(measured: Rows) -> Lines:
         row = cells[name, way, case]
         link = f"[{project} #{number}](https://github.com/{address})"
         yield [link, case, key_of(name, way), f"**{_sign(row)}**", _why(row)]
-
-
-def _curves(measured: Rows) -> Lines:
-    """By how much the loss of a split is off that of the undivided batch, at most; and the finest split in the end."""
-    for (fault, library), (whole, *splits) in groups(measured, "fault", "library").items():
-        off = [[abs(a / b - 1) for (_, a), (_, b) in zip(row["losses"], whole["losses"])] for row in splits]
-        yield [fault, library, *(f"{ratio:.2%}" for ratio in (*map(max, off), off[-1][-1]))]
 
 
 def _versions(about: Mapping[str, Mapping[str, Any]]) -> Lines:

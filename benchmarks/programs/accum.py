@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import networks_ms
-from ours import VERSIONS, LastLoss, driver, tuned
-from workload import Network, Train, Trainer, run
+from benchmarks.programs import networks_ms
+from benchmarks.programs.ours import VERSIONS, LastLoss, driver
+from benchmarks.programs.workload import Network, Train, Trainer, run
 
 
 def make(network: Network) -> Trainer:
     """Return `train_process` on ready Tensors, after `tune_cpu`."""
-    trained = tuned(networks_ms.make(network))
+    trained = networks_ms.tuned(networks_ms.make(network))
     model, last = driver(trained), LastLoss()
 
     def windows_of(window: int) -> Train:

@@ -6,16 +6,16 @@ import os
 from typing import Any, Callable
 
 import mindspore as ms
-import networks_ms
 from mindspore import Tensor, amp, nn, ops
 from mindspore.dataset import GeneratorDataset
 from mindspore.train import Model
-from ours import VERSIONS, driver, tuned
-from protocol import flags_of, serve, timed
-from workload import Network, micro_batches
 
+from benchmarks.programs import networks_ms
+from benchmarks.programs.ours import VERSIONS, driver
+from benchmarks.programs.protocol import flags_of, serve, timed
+from benchmarks.programs.workload import Network, micro_batches
 from ms_accum import AccumulatedTrainStep, Accumulator, Ema, FlushTail, native
-from ms_accum.engine.config import resolve
+from ms_accum.engine.config import checked, resolve
 from ms_accum.engine.window import new_window
 from ms_accum.network.compiled import branch
 from ms_accum.network.parameters import unique_name
@@ -87,13 +87,13 @@ class Windows:
 
     def update(self) -> None:
         """Run a window of one, as the driver does if it can't do without accumulators."""
-        self._ours.add([self._input], ends=True, stops=lambda: False)
-        self._ours.end(lambda: Tensor(0.0))
+        added = self._ours.add([self._input], ends=True, stops=lambda: False)
+        assert added is not None and added.ended is not None  # in the graph of the micro-batch
 
 
 def _accumulating(forward: nn.Cell, optimizer: nn.Optimizer) -> ByCalls:
     """Return the Cells of the driver around a window of their own."""
-    config = resolve("cost", optimizer, forward, divides=False, shares=True, compiles=True)
+    config = resolve("cost", optimizer, forward, checked("cost", {}), divides=False, shares=True)
     return ByCalls(forward, new_window(unique_name("cost"), config))
 
 
@@ -108,7 +108,7 @@ def _with_mindspores_kernels(forward: nn.Cell, optimizer: nn.Optimizer) -> ByCal
 
 def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]:
     """Make the pieces, outside the measured time."""
-    trained = tuned(networks_ms.make(network))
+    trained = networks_ms.tuned(networks_ms.make(network))
     optimizer = networks_ms.momentum(trained)
     forward = nn.WithLossCell(trained, networks_ms.loss())
     data = networks_ms.tensors(micro_batches(network, 8 if network == "transformer" else 32, window))

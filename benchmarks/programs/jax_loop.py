@@ -7,9 +7,10 @@ from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
-import networks_jax
 import optax
-from workload import LEARNING_RATE, MOMENTUM, Network, Train, Trainer, one_by_one, run
+
+from benchmarks.programs import networks_jax
+from benchmarks.programs.workload import LEARNING_RATE, MOMENTUM, Network, Train, Trainer, one_by_one, run
 
 
 class Loop:

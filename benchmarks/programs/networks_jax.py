@@ -9,7 +9,8 @@ from typing import Any, Callable
 
 import jax
 import jax.numpy as jnp
-from workload import HEADS, LAYERS, MLP_WIDTH, TOKENS, VOCABULARY, WIDTH
+
+from benchmarks.programs.workload import HEADS, LAYERS, MLP_WIDTH, TOKENS, VOCABULARY, WIDTH
 
 Logits = Callable[[Any, jax.Array], jax.Array]
 

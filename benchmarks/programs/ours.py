@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import networks_ms
 from mindspore import nn
 from mindspore.train import Callback, RunContext
 
-from ms_accum import GradientAccumulation, __version__, native, tune_cpu
+from benchmarks.programs import networks_ms
+from ms_accum import GradientAccumulation, __version__, native
 
 # What an update costs depends on whether the operators were built.
 VERSIONS = {
@@ -32,9 +32,3 @@ def driver(network: nn.Cell, optimizer: Any = None, loss_fn: Any = None, **optio
     """Return the driver of a network, with the workload's loss and optimizer unless others are given."""
     optimizer = networks_ms.momentum(network) if optimizer is None else optimizer
     return GradientAccumulation(network, loss_fn or networks_ms.loss(), optimizer, **options)
-
-
-def tuned(network: nn.Cell) -> nn.Cell:
-    """Return the network, after `tune_cpu`."""
-    tune_cpu(network)
-    return network

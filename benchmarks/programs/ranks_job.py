@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Callable
 
-from protocol import flags_of, serve
+from benchmarks.programs.protocol import flags_of, serve
 
 _PROGRAM = Path(__file__).with_name("ranks_ours.py")
 _LOOK = 1.0  # seconds: how often to see whether the job has ended

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache, partial
 from typing import Any, Callable
 
-import networks_ms
 from mindspore import nn
-from ours import VERSIONS, LastLoss, driver, tuned
-from protocol import flags_of, peak_mib, serve
-from workload import Network, micro_batches
 
+from benchmarks.programs import networks_ms
+from benchmarks.programs.ours import VERSIONS, LastLoss, driver
+from benchmarks.programs.protocol import flags_of, peak_mib, serve
+from benchmarks.programs.workload import Network, micro_batches
 from ms_accum import Group, ZeroOptimizer, total
 from ms_accum.ranks.group import AUTO, group_of
 
@@ -51,7 +51,7 @@ class Rank:
     """The network, each way to train it, and the answers about them."""
 
     def __init__(self, network: str, ways: Sequence[str]):
-        self._name, self._network = network, tuned(networks_ms.make(network))
+        self._name, self._network = network, networks_ms.tuned(networks_ms.make(network))
         self.group = group_of("benchmarks", AUTO)
         parameters, made = self._network.trainable_params(), {way: WAYS[way] for way in ways}
         self._models = {way: driver(self._network, make(parameters), **more) for way, (make, more) in made.items()}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
-import networks_torch
 import torch
 from torch.nn import functional
-from workload import LEARNING_RATE, MOMENTUM, Network, Train, Trainer, one_by_one, run
+
+from benchmarks.programs import networks_torch
+from benchmarks.programs.workload import LEARNING_RATE, MOMENTUM, Network, Train, Trainer, one_by_one, run
 
 
 def load(micro_batches: Sequence[tuple]) -> list:

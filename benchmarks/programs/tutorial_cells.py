@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import mindspore as ms
-import networks_ms
 from mindspore import nn, ops
-from workload import Network, Trainer, one_by_one, run
+
+from benchmarks.programs import networks_ms
+from benchmarks.programs.workload import Network, Trainer, one_by_one, run
 
 _each = ops.HyperMap()
 _add, _write = (ops.MultitypeFuncGraph(name) for name in ("add", "write"))
@@ -72,9 +73,8 @@ def make(network: Network, tuned: bool = False) -> Trainer:
 
     With `--tuned` under the environment variables that ours sets.
     """
-    trained = networks_ms.make(network)
-    if tuned:
-        networks_ms.tune(trained)
+    made = networks_ms.make(network)
+    trained = networks_ms.tuned(made) if tuned else made
     optimizer = networks_ms.momentum(trained)
     sums, zeros = (optimizer.parameters.clone(name, "zeros") for name in ("sums", "zeros"))
     accumulate = Accumulate(nn.WithLossCell(trained, networks_ms.loss()), sums).set_train()

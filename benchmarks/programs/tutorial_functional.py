@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import mindspore as ms
-import networks_ms
 from mindspore import Parameter, Tensor, nn, ops
-from workload import Network, Train, Trainer, one_by_one, run
+
+from benchmarks.programs import networks_ms
+from benchmarks.programs.workload import Network, Train, Trainer, one_by_one, run
 
 _each = ops.HyperMap()
 
@@ -65,9 +66,8 @@ def make(network: Network, tuned: bool = False) -> Trainer:
 
     With `--tuned` under the environment variables that ours sets.
     """
-    first = networks_ms.make(network)
-    if tuned:
-        networks_ms.tune(first)
+    made = networks_ms.make(network)
+    first = networks_ms.tuned(made) if tuned else made
 
     def windows_of(window: int) -> Train:
         return one_by_one(step(networks_ms.make(network), window), wait=ms.runtime.synchronize)

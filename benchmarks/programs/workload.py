@@ -11,7 +11,8 @@ from functools import lru_cache
 from typing import Any, Callable, Literal, NamedTuple
 
 import numpy as np
-from protocol import flags_of, serve, timed
+
+from benchmarks.programs.protocol import flags_of, serve, timed
 
 Network = Literal["lenet5", "mlp", "transformer", "mlp12m", "mlp50m"]
 TOKENS, VOCABULARY, WIDTH, HEADS, LAYERS = 64, 256, 128, 4, 4

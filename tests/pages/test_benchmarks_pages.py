@@ -118,8 +118,8 @@ def test_each_library_counts_by_its_best_way(monkeypatch):
     cells = {"case": "clip", "library": "ms_accum", "way": "Cells", "verdict": "cannot", "words": "no clip"}
     ours = [cell("ms_accum", "driver", "right", 1e-7), cells]
     others = [
-        cell("PyTorch", "usual loop", "off", 0.5),
-        cell("PyTorch", "loop with a last step", "right", 1e-6),
+        cell("Composer", "", "off", 0.5),
+        cell("Composer", "with accumulate_train_batch_on_tokens", "right", 1e-6),
         cell("Lightning", "", "warns", 0.2),
         cell("fastai", "", "silent", 0.4),
         cell("Keras", "", "off", 9.0, by_design="documented"),
@@ -128,6 +128,6 @@ def test_each_library_counts_by_its_best_way(monkeypatch):
     ]
     assert list(page._readme({"clip": ours + others})) == [["clip", "2 / 3", "30%", "1e-07; Cells –"]]
     best, folded = (list(table) for table in page._best_first(others))
-    assert folded == [["PyTorch, usual loop", 0, 1, 0, 0, 0, 0]]
-    assert ["PyTorch, loop with a last step", 1, 0, 0, 0, 0, 0] in best
+    assert folded == [["Composer", 0, 1, 0, 0, 0, 0]]
+    assert ["Composer, with accumulate_train_batch_on_tokens", 1, 0, 0, 0, 0, 0] in best
     assert ["Lightning", 0, 0, 1, 0, 0, 0] in best and ["Keras", 0, 0, 0, 1, 0, 0] in best

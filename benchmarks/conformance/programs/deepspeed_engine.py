@@ -1,8 +1,6 @@
-"""DeepSpeed on the CPU: an engine with `gradient_accumulation_steps`, by its documentation.
+"""DeepSpeed on the CPU, with `managed_gradient_accumulation` off, by its documentation.
 
-- managed: as by default, forward, backward and step are called with each micro-batch, and the engine counts.
-- unmanaged: with `managed_gradient_accumulation` off: the caller divides a mean by the micro-batches of a window, and
-  calls step at its end.
+The caller divides a mean by the micro-batches of a window, and calls step at its end.
 
 When to evaluate is up to the caller, who has the epochs: here it is after each.
 """
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import tempfile
 from typing import Any
 
@@ -24,8 +21,6 @@ from torch_parts import Network, loader, loss_of, optimizer_of, result, schedule
 from torch_ranks import across_ranks, rank
 
 from benchmarks.conformance.case import Case, Result
-
-MANAGED = sys.argv[1] == "managed"
 
 
 def train(case: Case) -> Result:
@@ -44,7 +39,7 @@ def train(case: Case) -> Result:
         for number, columns in enumerate(pieces):
             begin = number // size * size
             run.take(*columns, count=len(pieces[begin : begin + size]))
-            if not MANAGED and (number + 1 == len(pieces) or (number + 1) % size == 0):
+            if number + 1 == len(pieces) or (number + 1) % size == 0:
                 run.engine.step()
             done += 1
             if done == case.stop_after:
@@ -66,7 +61,7 @@ class Run:
             "train_micro_batch_size_per_gpu": len(case.inputs[0]),
             "gradient_accumulation_steps": case.window,
             "gradient_clipping": case.clip or 0.0,
-            "managed_gradient_accumulation": MANAGED,
+            "managed_gradient_accumulation": False,
             "fp16": {"enabled": case.dtype == "float16"},
             "zero_allow_untested_optimizer": True,
         }
@@ -80,12 +75,8 @@ class Run:
     def take(self, inputs: Any, targets: Any, count: int) -> None:
         """Take a micro-batch, of a window with so many."""
         loss = self.loss_of(self.engine(inputs), targets)
-        if MANAGED:
-            self.engine.backward(loss)
-            self.engine.step()
-        else:
-            loss = loss / count if self.case.reduction == "mean" else loss
-            self.engine.backward(loss, scale_wrt_gas=False)
+        loss = loss / count if self.case.reduction == "mean" else loss
+        self.engine.backward(loss, scale_wrt_gas=False)
 
     def resumed(self) -> Run:
         """Return a run that was made anew and has loaded this one's checkpoint."""

@@ -1,7 +1,6 @@
 """Keras' gradient_accumulation_steps, an argument of its optimizers, in `Model.fit` with the backend of PyTorch.
 
 - default: the optimizer as it is.
-- scaled: in a LossScaleOptimizer, which skips steps whose gradients are not finite.
 - weighted: with sample weights of the caller, computed from the complete window.
 """
 
@@ -23,7 +22,7 @@ from serving import serve_cases  # noqa: E402
 from benchmarks.conformance.case import IGNORED, CannotExpress, Case, Result, orthogonal  # noqa: E402
 from benchmarks.conformance.oracle import BETAS, EPSILON, PENALTY  # noqa: E402
 
-WAY = sys.argv[1]
+WEIGHTED = sys.argv[1] == "weighted"
 
 
 class MicroBatches(keras.utils.PyDataset):
@@ -32,9 +31,9 @@ class MicroBatches(keras.utils.PyDataset):
     def __init__(self, case: Case, begin: int = 0, end: int | None = None):
         super().__init__()
         self.pieces: list[Any] = case.micro_batches()
-        if WAY == "weighted" or case.class_weights:
+        if WEIGHTED or case.class_weights:
             counted = [counts(case, targets) for _, targets in self.pieces]
-            if WAY == "weighted":
+            if WEIGHTED:
                 windows = [counted[n // case.window * case.window :][: case.window] for n in range(len(counted))]
                 # The optimizer divides by N.
                 totals = [sum(c.sum() for c in window) if case.reduction == "mean" else 1.0 for window in windows]
@@ -106,13 +105,13 @@ def loss_of(case: Case) -> Any:
     if case.loss == "squares" and case.reduction == "sum":
         return Squares(reduction="sum")
     usual = "mean_with_sample_weight" if case.class_weights else "sum_over_batch_size"
-    reduction = "sum" if WAY == "weighted" else usual
+    reduction = "sum" if WEIGHTED else usual
     if case.loss == "squares":
         return keras.losses.MeanSquaredError(reduction)
     entropy = keras.losses.SparseCategoricalCrossentropy(True, ignore_class=IGNORED, reduction=reduction)
     if case.loss == "cross_entropy":
         return entropy
-    if WAY == "weighted":
+    if WEIGHTED:
         raise CannotExpress("a sample has one weight for both terms")
 
     def penalized(targets: Any, outputs: Any) -> Any:
@@ -137,7 +136,7 @@ def optimizer_of(case: Case) -> Any:
         made = Muon(rate, case.momentum, **more)
     else:
         made = keras.optimizers.SGD(rate, **more)
-    return keras.optimizers.LossScaleOptimizer(made) if WAY == "scaled" else made
+    return made
 
 
 def model_of(case: Case) -> keras.Model:

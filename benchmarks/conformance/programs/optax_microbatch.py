@@ -1,29 +1,23 @@
 """optax.microbatch, which splits the rows of a batch, and runs a function for each part in a loop of one graph.
 
-- means: the gradients of means are averaged.
-- sums: the function returns sums and what to divide by, which are summed, as is the default; updates that are not
-  finite are not applied.
+The function returns sums and what to divide by, which are summed, as is the default. Updates that are not finite are
+not applied.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import jax
 import optax
-from jax_parts import arrays, loss_of, numpy_of, optimizer_of, start_of, terms_of
-from optax.microbatching import AccumulationType
+from jax_parts import arrays, numpy_of, optimizer_of, start_of, terms_of
 from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
 
-SUMS = sys.argv[1] == "sums"
-
 
 def gradient_of(case: Case) -> Any:
     """Return the function that gives the gradient of a window's rows, in parts of as many rows."""
-    differentiated = jax.grad(loss_of(case))
     terms = terms_of(case)
 
     def sums(parameters: Any, inputs: Any, targets: Any) -> Any:
@@ -36,12 +30,7 @@ def gradient_of(case: Case) -> Any:
         return found
 
     def gradient(parameters: Any, inputs: Any, targets: Any, rows: int) -> Any:
-        parts = {"argnums": (1, 2), "microbatch_size": rows}
-        if not SUMS:
-            return optax.microbatch(differentiated, accumulator=AccumulationType.MEAN, **parts)(
-                parameters, inputs, targets
-            )
-        found = optax.microbatch(sums, **parts)(parameters, inputs, targets)
+        found = optax.microbatch(sums, argnums=(1, 2), microbatch_size=rows)(parameters, inputs, targets)
         divided = [jax.tree.map(lambda g, d=d: g / d if case.reduction == "mean" else g, g) for g, d in found]
         return jax.tree.map(lambda *each: sum(each), *divided)
 
@@ -50,9 +39,7 @@ def gradient_of(case: Case) -> Any:
 
 def train(case: Case) -> Result:
     """Train with windows as batches."""
-    optimizer, gradient = optimizer_of(case), gradient_of(case)
-    if SUMS:
-        optimizer = optax.apply_if_finite(optimizer, max_consecutive_errors=5)
+    optimizer, gradient = optax.apply_if_finite(optimizer_of(case), max_consecutive_errors=5), gradient_of(case)
 
     def step(parameters: Any, state: Any, inputs: Any, targets: Any, rows: int) -> Any:
         updates, state = optimizer.update(gradient(parameters, inputs, targets, rows), state, parameters)
@@ -73,8 +60,7 @@ def train(case: Case) -> Result:
                 average = optax.incremental_update(parameters, average or parameters, 1 - case.average)
         evaluated = numpy_of(parameters) if evaluated is None else evaluated
     averaged = None if average is None else numpy_of(average)
-    taken -= int(state.total_notfinite) if SUMS else 0
-    return Result(numpy_of(parameters), taken, average=averaged, evaluated=evaluated)
+    return Result(numpy_of(parameters), taken - int(state.total_notfinite), average=averaged, evaluated=evaluated)
 
 
 if __name__ == "__main__":

@@ -1,13 +1,11 @@
-"""optax.MultiSteps, an optimizer that accumulates the gradients that it is given, as its documentation shows it.
+"""optax.MultiSteps, an optimizer that accumulates the gradients that it is given, with its options.
 
-- default: N, and nothing else.
-- options: the N of each window, so that a last one is short, sums where losses are sums, and gradients that are not
-  finite are left out.
+It gets the N of each window, so that a last one is short, sums where losses are sums, and leaves out gradients that are
+not finite.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -21,22 +19,15 @@ from serving import serve_cases
 
 from benchmarks.conformance.case import Case, Result
 
-OPTIONS = sys.argv[1] == "options"
-
 
 def optimizer_for(case: Case) -> optax.MultiSteps:
     """Return the optimizer; its `every_k_schedule` gets the number of the update."""
     count = len(case.inputs)
-    if OPTIONS:
-        sizes = [min(size, count - start) for size in case.windows for start in range(0, count, size)]
-    else:
-        sizes = [size for size in case.windows for _ in range(count // size)]
+    sizes = [min(size, count - start) for size in case.windows for start in range(0, count, size)]
     table = jnp.array(sizes)
-    more: dict[str, Any] = {}
-    if OPTIONS:
-        more = {"use_grad_mean": case.reduction == "mean", "should_skip_update_fn": optax.skip_not_finite}
     every = case.window if len(set(sizes)) == 1 else lambda step: table[jnp.minimum(step, len(sizes) - 1)]
-    return optax.MultiSteps(optimizer_of(case), every, **more)
+    mean = case.reduction == "mean"
+    return optax.MultiSteps(optimizer_of(case), every, mean, should_skip_update_fn=optax.skip_not_finite)
 
 
 def train(case: Case) -> Result:

@@ -14,13 +14,10 @@ from benchmarks.conformance.case import Case, Result
 from ms_accum import Checkpointer, Ema, GradientAccumulation, own_group
 
 
-def train(case: Case, **more: Any) -> Result:
-    """Train by `train_process`; a stopped run is resumed by a new driver from the states that it has saved.
-
-    `more` are options of the driver that the case does not ask for.
-    """
+def train(case: Case) -> Result:
+    """Train by `train_process`; a stopped run is resumed by a new driver from the states that it has saved."""
     loss_fn, weight = loss_and_weight(case)
-    options: dict[str, Any] = {"reduction": case.reduction, "weight": weight, "clip_norm": case.clip, **more}
+    options: dict[str, Any] = {"reduction": case.reduction, "weight": weight, "clip_norm": case.clip}
     run: dict[str, Any] = {"mini_steps": sizes(case), "report": (), "ckpt_path": None}
 
     def driver() -> tuple[Any, GradientAccumulation]:
@@ -45,7 +42,7 @@ def train(case: Case, **more: Any) -> Result:
     if model.ema is not None:
         with model.ema.applied():
             result.average = weights(network)
-    if case.ranks > 1 and "group" not in more:
+    if case.ranks > 1:
         result.reductions = reductions(model, case)
     return result
 

@@ -1,31 +1,23 @@
-"""timm: what its training script `train.py` does in an epoch with `--grad-accum-steps`, written after its source.
+"""timm: an epoch of `train.py` with `--grad-accum-steps` and `--variable-batch-loss-scale linear`, after its source.
 
 The parts that are in the package are timm's own: the task, which holds the network, the loss and the average; the
 clipping; the base of the schedulers; the saver of checkpoints. The script's loop is in no package, so its arithmetic of
-windows is repeated here.
-
-- "": as above.
-- "linear": with `--variable-batch-loss-scale linear`, for batches whose size is scheduled: a loss counts by its rows.
+windows is repeated here. The second option is for batches whose size is scheduled: a loss counts by its rows.
 """
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from typing import Any
 
 from serving import serve_cases
 
 from torch_parts import Network, loader, loss_of, optimizer_of, result, weights  # isort: skip
-import torch
 from timm.scheduler.scheduler import Scheduler
 from timm.task import ClassificationTask, resume_task_checkpoint
 from timm.utils import CheckpointSaver, dispatch_clip_grad
-from torch_ranks import across_ranks, rank
 
 from benchmarks.conformance.case import Case, Result
-
-LINEAR = "linear" in sys.argv[1:]
 
 
 class Rates(Scheduler):
@@ -69,10 +61,7 @@ class Run:
         self.schedule = Rates(self.optimizer, case)
         if case.average is not None:
             self.task.setup_ema(decay=case.average)
-        if case.ranks > 1:
-            torch.distributed.init_process_group("gloo")
-            self.task.prepare_distributed()
-        self.loader = loader(case, rank())
+        self.loader = loader(case)
         self.rows = sum(map(len, case.inputs)) / len(case.inputs)
         self.saver = CheckpointSaver(network, self.optimizer, recovery_dir=folder, task=self.task) if folder else None
         self.evaluated: Any = None
@@ -96,11 +85,10 @@ class Run:
             need_update = index == count - 1 or (index + 1) % accum_steps == 0
             if index >= count - last_accum_steps:
                 accum_steps = last_accum_steps
-            if self.case.ranks > 1 and not need_update:
-                with self.task.no_sync():
-                    self.backward(inputs, targets, accum_steps)
-            else:
-                self.backward(inputs, targets, accum_steps)
+            loss = self.task(inputs, targets)["loss"]
+            if accum_steps > 1:
+                loss = loss / accum_steps
+            (loss * (len(inputs) / self.rows)).backward()
             if need_update:
                 if self.case.clip is not None:
                     dispatch_clip_grad(self.task.get_clip_parameters(), value=self.case.clip, mode="norm")
@@ -114,15 +102,6 @@ class Run:
             if self.saver and epoch * count + index + 1 == self.case.stop_after:
                 raise Stopped
 
-    def backward(self, inputs: Any, targets: Any, accum_steps: int) -> None:
-        """Add the gradients of a micro-batch."""
-        loss = self.task(inputs, targets)["loss"]
-        if accum_steps > 1:
-            loss = loss / accum_steps
-        if LINEAR:
-            loss = loss * (len(inputs) / self.rows)
-        loss.backward()
-
     def result(self) -> Result:
         """Return what training has come to."""
         average = weights(self.task.get_trainable_module(ema=True)) if self.case.average is not None else None
@@ -132,9 +111,9 @@ class Run:
 
 if __name__ == "__main__":
     can = ["clip", "schedule", "ema", "nan", "own optimizer", "class weights", "float16", "two terms", "BatchNorm"]
-    can += ["resume", "evaluation", *([] if LINEAR else ["two ranks"])]
+    can += ["resume", "evaluation"]
     cannot = {
         "N that changes": "--grad-accum-steps is one number for the whole training.",
         "two ranks": "The loader of scheduled batches gives all ranks the same number of rows.",
     }
-    serve_cases(across_ranks(train, __file__), ["timm", "torch"], can, cannot)
+    serve_cases(train, ["timm", "torch"], can, cannot)

@@ -1,8 +1,7 @@
-"""Transformers' Trainer, with three ways to write the model.
+"""Transformers' Trainer, with two ways to write the model.
 
 - default: it returns its loss, a mean.
 - kwargs: its `forward` takes `**kwargs`, and divides a sum by `num_items_in_batch`.
-- named: its `forward` has an argument `num_items_in_batch`, but no `**kwargs`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from benchmarks.conformance.case import Case, Result
 
-WAY = sys.argv[1]
+KWARGS = sys.argv[1] == "kwargs"
 
 
 def train(case: Case) -> Result:
@@ -68,13 +67,6 @@ class WithKwargs(Model):
         return self.loss(inputs, labels, kwargs.get("num_items_in_batch"))
 
 
-class Named(Model):
-    """The same without **kwargs."""
-
-    def forward(self, inputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
-        return self.loss(inputs, labels, num_items_in_batch)
-
-
 class Stopping(list):
     """Micro-batches that stop the run."""
 
@@ -111,7 +103,7 @@ class OfReadyBatches(Trainer):
 
 def made(case: Case, folder: str, stop_after: int = 0) -> tuple[Trainer, Any]:
     """Return a trainer and its model."""
-    model = {"default": Default, "kwargs": WithKwargs, "named": Named}[WAY](case)
+    model = WithKwargs(case) if KWARGS else Default(case)
     model.optimizer = optimizer_of(case, model)
     data = Stopping(loader(case, rank()).dataset)
     data.after = stop_after

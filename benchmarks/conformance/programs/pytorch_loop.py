@@ -1,7 +1,4 @@
-"""PyTorch's loops by hand.
-
-- usual: divides a mean by N and steps with each N-th micro-batch, as most tutorials do.
-- flushed: the same, and a step after the last micro-batch of an epoch.
+"""PyTorch's loop by hand: it divides a mean by N, and steps with each N-th micro-batch and after an epoch's last one.
 
 Several ranks are `DistributedDataParallel`, with `no_sync` for all micro-batches but the last of a window.
 """
@@ -9,8 +6,6 @@ Several ranks are `DistributedDataParallel`, with `no_sync` for all micro-batche
 from __future__ import annotations
 
 import copy
-import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -24,15 +19,23 @@ from torch_ranks import across_ranks, rank
 
 from benchmarks.conformance.case import Case, Result
 
-KIND = sys.argv[1]
-
 
 def train(case: Case) -> Result:
-    """Train by the loop that was asked for."""
-    run = Run(case)
-    for number in usual(run, last_too=KIND == "flushed"):
-        if number == case.stop_after:
-            run.save_and_load()
+    """Divide by N; step with each N-th micro-batch of an epoch, and with its last one."""
+    run, done = Run(case), 0
+    for size in case.windows:
+        pieces = loader(case, rank())
+        for number, (inputs, targets) in enumerate(pieces, 1):
+            ends = number % size == 0 or number == len(pieces)
+            with run.model.no_sync() if case.ranks > 1 and not ends else nullcontext():
+                loss = run.loss_of(run.model(inputs), targets)
+                (loss / size if case.reduction == "mean" else loss).backward()
+            if ends:
+                run.end()
+            done += 1
+            if done == case.stop_after:
+                run.save_and_load()
+        run.evaluate()
     return run.result()
 
 
@@ -79,23 +82,6 @@ class Run:
         """Return what training has come to."""
         average = weights(self.averaged) if self.case.average else None
         return result(self.network, self.optimizer, average=average, evaluated=self.evaluated)
-
-
-def usual(run: Run, last_too: bool) -> Iterator[int]:
-    """Divide by N, and step with each N-th micro-batch of an epoch; with `last_too` also with its last one."""
-    done = 0
-    for size in run.case.windows:
-        pieces = loader(run.case, rank())
-        for number, (inputs, targets) in enumerate(pieces):
-            ends = (number + 1) % size == 0 or (last_too and number + 1 == len(pieces))
-            with run.model.no_sync() if run.case.ranks > 1 and not ends else nullcontext():
-                loss = run.loss_of(run.model(inputs), targets)
-                (loss / size if run.case.reduction == "mean" else loss).backward()
-            if ends:
-                run.end()
-            done += 1
-            yield done
-        run.evaluate()
 
 
 if __name__ == "__main__":
