@@ -24,6 +24,7 @@ from ms_accum import Checkpointer, GradientAccumulation
 from ms_accum.saving.model_file import (
     CheckpointError,
     check_path,
+    kinds_in,
     load_model,
     save_model,
 )
@@ -269,6 +270,36 @@ def test_files_of_other_kinds_are_rejected(write, suffix, tmp_path):
     write(path)
     check_rejected(path)
     assert not os.path.exists("executed")
+
+
+def sparse(path, begin=b""):
+    """Write a file of a tebibyte that takes no room on the disk."""
+    path.write_bytes(begin)
+    os.truncate(path, 2**40)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_files_of_any_size_are_rejected_before_they_are_read(suffix, tmp_path):
+    path = tmp_path / f"bad.{suffix}"
+    sparse(path)
+    check_rejected(path)
+    header = json.dumps({"w": {"dtype": "U8", "shape": [2**40 - 108], "data_offsets": [0, 2**40 - 108]}}).encode()
+    begin = {"ckpt": b"\x0a\x80\x80\x80\x80\x80\x1f", "safetensors": b"\x64" + bytes(7) + header.ljust(100)}
+    sparse(path, begin[suffix])  # one value that fills the file
+    check_rejected(path)
+
+
+def test_type_and_shape_of_each_parameter_are_known_before_it_is_read(tmp_path):
+    network, kinds = nn.Cell(), ("bool_", "int8", "uint16", "float16", "int32", "float32", "int64", "float64")
+    for kind in kinds:
+        network.insert_param_to_cell(kind, ms.Parameter(ms.Tensor(np.ones((2, 3)), getattr(ms, kind)), name=kind))
+    network.insert_param_to_cell("scalar", ms.Parameter(ms.Tensor(1.5, ms.float32), name="scalar"))
+    expected = {parameter.name: (str(parameter.dtype), parameter.shape) for parameter in network.get_parameters()}
+    for suffix in FORMATS:
+        path = tmp_path / f"model.{suffix}"
+        save_model(network, path)
+        assert kinds_in(path) == expected
+        load_model(network, path)
 
 
 def test_another_extension_is_rejected(saved):
