@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import mindspore as ms
@@ -15,12 +16,14 @@ import numpy as np
 from mindspore import amp, nn
 
 from model_zoo import DOWNLOADS, MODELS, RECIPES, DataError, NextTokenLoss, create_dataset, create_text_dataset
+from model_zoo.gpt import sizes_of
 from model_zoo.next_token import LossOfTokens, count_targets
 from model_zoo.recipes import SIZES
 from ms_accum import Group, evaluate
 from ms_accum.network.training_mode import training_mode
 from ms_accum.ranks.group import comes_first
-from ms_accum.saving.files import write_bytes
+from ms_accum.saving.files import write_bytes, write_whole
+from ms_accum.saving.model_file import CheckpointError, kinds_in
 
 from .command import FlagError, handled_by, interrupt
 from .flags import RECORD
@@ -50,6 +53,11 @@ class Images:
         """Return a split in batches; the training split is divided among the processes."""
         options = {"image_size": MODELS[self._args.model].image_size, "dataset": self._args.dataset}
         return _loaded(create_dataset, self._args, usage, rows, group, **options)
+
+    @property
+    def title(self) -> str:
+        """str, which network is trained on which data."""
+        return _title(self._args)
 
     def network(self) -> nn.Cell:
         """Return a new network."""
@@ -91,9 +99,16 @@ class Text:
         self._vocabulary = data.source.data.vocabulary.characters
         return data
 
+    @property
+    def title(self) -> str:
+        """str, which network is trained on which data."""
+        return _title(self._args)
+
     def network(self) -> nn.Cell:
-        """Return a new network for the characters of the text that was read."""
+        """Return a new network for the characters of the text that was read, or for a model that `eval.py` reads."""
         sizes = {"vocab_size": len(self._vocabulary or ""), **self._sizes}
+        if getattr(self._args, "vocabulary", None) is not None:
+            _check_sizes(sizes, self._args.ckpt_path)
         return _mixed(MODELS[self._args.model].make(tie_weights=True, **sizes), self._args.amp)
 
     def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
@@ -112,12 +127,30 @@ class Text:
         return {**{name: getattr(self._args, name) for name in RECORD}, **self._sizes, "vocabulary": self._vocabulary}
 
 
+def _check_sizes(sizes: Mapping[str, int], path: str) -> None:
+    """Compare the sizes in a record with the model beside it, before a network of sizes that a stranger chose is made.
+
+    Raises:
+        CheckpointError: If they differ.
+    """
+    found = sizes_of({name: shape for name, (_, shape) in kinds_in(path).items()})
+    for name, size in found.items():
+        if sizes[name] != size:
+            raise CheckpointError(
+                f"'{path}' is of another architecture: its '{name}' is {size}, and {sizes[name]} in its record."
+            )
+
+
 def task_of(args: argparse.Namespace) -> Images | Text:
     """Return what the flags train."""
     return Text(args) if RECIPES[args.dataset].text else Images(args)
 
 
 # Data
+
+
+def _title(args: argparse.Namespace) -> str:
+    return f"{args.model} on {args.data_path or f'embedded {args.dataset}'}"
 
 
 def download(args: argparse.Namespace) -> None:
@@ -134,6 +167,11 @@ def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group:
         options.update(seed=args.seed, num_shards=size, shard_id=rank)
     try:
         return create(args.data_path, rows, usage=usage, **options)
+    except FileNotFoundError as error:
+        if not os.path.isdir(args.data_path):
+            raise
+        page = "docs/how-to/programs.md#your-own-network-and-data"
+        raise FileNotFoundError(f"{error} Other data need a copy of train.py: {page}") from error
     except DataError:
         raise
     except ValueError as error:
@@ -189,5 +227,5 @@ def write_report(folder: str, network: nn.Cell, test: Any) -> str:
     write_bytes(os.path.join(folder, "report.txt"), text.encode())
     figure = Figure(figsize=(6, 6), layout="constrained")
     ConfusionMatrixDisplay.from_predictions(labels, guesses, ax=figure.subplots(), colorbar=False)
-    figure.savefig(os.path.join(folder, "confusion_matrix.png"))
+    write_whole(os.path.join(folder, "confusion_matrix.png"), 0, figure.savefig)
     return folder

@@ -125,7 +125,8 @@ def create_text_dataset(
 
     Args:
         data_path (str): A text file in UTF-8, or a folder whose files ``*.txt``, also in its folders, are documents in
-            the order of their paths, without hidden ones. Default: ``None``, sentences that a small grammar makes.
+            the order of their paths, without hidden ones; at most 1 GiB. A link in the folder is an error. Default:
+            ``None``, sentences that a small grammar makes.
         batch_size (int): The number of rows in a batch. Default: ``32``.
         usage (str): ``"train"`` or ``"test"``. Default: ``"train"``.
         context (int): The number of tokens in a row. Default: ``64``.
@@ -141,7 +142,8 @@ def create_text_dataset(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range.
-        DataError: If a file is not UTF-8, or has a character that is not in the vocabulary; a subclass of ValueError.
+        DataError: If a file is not UTF-8, has a character that is not in the vocabulary, is too large, or is no file,
+            or a link in the folder; a subclass of ValueError.
         FileNotFoundError: If there is no text.
 
     Supported Platforms:

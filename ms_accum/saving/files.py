@@ -30,25 +30,25 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     """
     status = os.stat(path)
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(f"'{path}' is not a file")
+        raise OSError(errno.EINVAL, "not a file", os.fspath(path))
     if status.st_size > most:
-        raise OSError(f"'{path}' has {status.st_size:,} bytes, and may have {most:,}")
+        raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {most:,}", os.fspath(path))
     with open(path, "rb") as file:
         return file.read(most)
 
 
 def check_own(*paths: str | os.PathLike[str]) -> None:
-    """Raise an error for what a program must not open to write there, though it has the name of one of its files.
+    """Raise an error for what has the name of a file that a program writes, and is none of its own.
 
     Raises:
-        OSError: If it is a link, which could lead to any file, or a pipe or a device.
+        OSError: If it is a link, which may lead to any file, or a pipe or a device.
     """
     for path in paths:
         with suppress(FileNotFoundError):
             mode = os.lstat(path).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                kind = "a link" if stat.S_ISLNK(mode) else "not a file"
-                raise OSError(f"'{path}' is {kind}, and nothing is written there; remove it, or take another folder")
+                fault = "a link" if stat.S_ISLNK(mode) else "not a file"
+                raise OSError(errno.EINVAL, f"{fault}, to which nothing is written. Remove it", os.fspath(path))
 
 
 def write_whole(

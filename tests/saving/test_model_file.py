@@ -21,6 +21,7 @@ from mindspore import nn
 from helpers import cross_entropy
 from model_zoo import MLP, LeNet5
 from ms_accum import Checkpointer, GradientAccumulation
+from ms_accum.saving.files import write_bytes
 from ms_accum.saving.model_file import (
     CheckpointError,
     check_path,
@@ -112,6 +113,14 @@ def test_saving_to_a_link_keeps_the_link(tmp_path):
     save_model(small(), tmp_path / "link.ckpt")
     assert (tmp_path / "link.ckpt").is_symlink() and os.listdir(tmp_path / "real") == ["model.bin"]
     load_model(small(), tmp_path / "link.ckpt")
+
+
+def test_other_files_replace_a_link(tmp_path):
+    """In a stranger's folder it may lead to any file."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "config.json").symlink_to(tmp_path / "mine")
+    write_bytes(tmp_path / "config.json", b"{}")
+    assert (tmp_path / "mine").read_text() == "precious" and (tmp_path / "config.json").read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
