@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import math
 import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -24,9 +26,11 @@ from ms_accum.network.training_mode import training_mode
 from ms_accum.ranks.group import comes_first
 from ms_accum.saving.files import write_bytes, write_whole
 from ms_accum.saving.model_file import CheckpointError, kinds_in
+from ms_accum.saving.training_state import kinds_of_arrays
 
 from .command import FlagError, handled_by, interrupt
 from .flags import RECORD
+from .folder import STATES
 
 # In a batch of an evaluation, which should not need more memory than training.
 _MOST_TOKENS, _MOST_SCORES = 2**11, 2**23
@@ -105,10 +109,9 @@ class Text:
         return _title(self._args)
 
     def network(self) -> nn.Cell:
-        """Return a new network for the characters of the text that was read, or for a model that `eval.py` reads."""
+        """Return a new network for the characters of the text that was read, or of the model that is evaluated."""
         sizes = {"vocab_size": len(self._vocabulary or ""), **self._sizes}
-        if getattr(self._args, "vocabulary", None) is not None:
-            _check_sizes(sizes, self._args.ckpt_path)
+        _check_sizes(sizes, self._args)
         return _mixed(MODELS[self._args.model].make(tie_weights=True, **sizes), self._args.amp)
 
     def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
@@ -127,18 +130,33 @@ class Text:
         return {**{name: getattr(self._args, name) for name in RECORD}, **self._sizes, "vocabulary": self._vocabulary}
 
 
-def _check_sizes(sizes: Mapping[str, int], path: str) -> None:
-    """Compare the sizes in a record with the model beside it, before a network of sizes that a stranger chose is made.
+def _check_sizes(sizes: Mapping[str, int], args: argparse.Namespace) -> None:
+    """Compare the sizes of a network with the file that will be loaded into it: a stranger chose both.
+
+    This is done before the network is made, which may take any memory and time.
 
     Raises:
         CheckpointError: If they differ.
     """
-    found = sizes_of({name: shape for name, (_, shape) in kinds_in(path).items()})
-    for name, size in found.items():
+    path, shapes = _shapes_to_load(args)
+    for name, size in sizes_of(shapes).items() if path else ():
         if sizes[name] != size:
-            raise CheckpointError(
-                f"'{path}' is of another architecture: its '{name}' is {size}, and {sizes[name]} in its record."
-            )
+            fault = f"its '{name}' is {size}, and {sizes[name]} in the file beside it or the flags"
+            raise CheckpointError(f"'{path}' is of another architecture: {fault}.")
+
+
+def _shapes_to_load(args: argparse.Namespace) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Return the model that is evaluated, or the newest state to resume from, and the shapes of its parameters."""
+    if getattr(args, "vocabulary", None) is not None:
+        return args.ckpt_path, {name: shape for name, (_, shape) in kinds_in(args.ckpt_path).items()}
+    if getattr(args, "resume", False):
+        for path in sorted(Path(args.output_dir, STATES).glob("state-*.safetensors"), reverse=True):
+            with contextlib.suppress(CheckpointError):  # a damaged one, which is passed over
+                kinds = kinds_of_arrays(str(path)).items()
+                return str(path), {
+                    name.partition(".")[2]: shape for name, (_, shape) in kinds if name.startswith("network.")
+                }
+    return "", {}
 
 
 def task_of(args: argparse.Namespace) -> Images | Text:

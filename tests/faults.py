@@ -1128,8 +1128,8 @@ FAULTS = {
     ),
     "a network of the sizes of any record is made": Fault(
         "programs/tasks.py",
-        "_check_sizes(sizes, self._args.ckpt_path)",
-        "pass",
+        "        _check_sizes(sizes, self._args)\n",
+        "",
         "programs/test_flags.py::test_wrong_models_end_eval_with_1",
     ),
     "a run writes through a link": Fault(

@@ -16,7 +16,9 @@ from mindspore import nn
 
 from idx_files import write_mnist
 from model_zoo import GPT, LeNet5
+from model_zoo.data.sentences import sentences
 from ms_accum import own_group
+from ms_accum.saving.training_state import write_arrays
 from programs.command import FlagError
 from programs.flags import evaluation_flags, learning_rate, length_of, training_flags
 from programs.tasks import facts_of, task_of
@@ -157,9 +159,12 @@ WRONG_MODELS = {
     "other number of classes": (lambda: saved(LeNet5(num_class=5)), "instead of"),
     "record of other sizes": (
         lambda: saved(small_gpt()) and record(layers=3),
-        "its 'layers' is 1, and 3 in its record",
+        "its 'layers' is 1, and 3 in the file",
     ),
-    "record of another network": (lambda: saved(LeNet5()) and record(layers=1), "its 'vocab_size' is 0, and 2 in its"),
+    "record of another network": (
+        lambda: saved(LeNet5()) and record(layers=1),
+        "its 'vocab_size' is 0, and 2 in the file",
+    ),
     "record": (lambda: written(b"[]", "model.ckpt.json")[:-5], "is not the record of a model"),
     "record of a size": (lambda: record(layers=10**9), "is not the record of a model"),
     "record with a path": (lambda: record(layers=1, data_path="x"), "is not the record of a model"),
@@ -270,6 +275,16 @@ def test_resumed_run_takes_only_what_a_run_saves(flags, message, capsys):
     Path("theirs/link.ckpt").symlink_to("../mine.ckpt")
     assert train("--resume", "--output_dir=theirs") == 2
     assert message in error_of(capsys)
+
+
+def test_sizes_of_a_resumed_run_are_those_of_its_state(capsys):
+    run_of_a_stranger(dataset="sentences", data_path=None, context=8, width=8, heads=1, layers=3)
+    network = GPT(len(set(sentences())), context=8, width=8, heads=1, layers=1, tie_weights=True)
+    arrays = {f"network.{each.name}": each.asnumpy() for each in network.get_parameters()}
+    write_arrays("theirs/states/state-00000001.safetensors", arrays, {})
+    Path("theirs/states/state-00000002.safetensors").write_bytes(b"damaged")
+    assert train("--resume", "--output_dir=theirs") == 1
+    assert "state-00000001.safetensors' is of another architecture: its 'layers' is 1, and 3 in" in error_of(capsys)
 
 
 def test_resumed_run_saves_its_model_where_it_did():
