@@ -61,7 +61,7 @@ def write_whole(
 
     Args:
         path (str): the final path of the file.
-        size (int): the approximate number of bytes, used in error messages.
+        size (int): the approximate number of bytes, used in error messages; 0 if it is not known.
         write (Callable): writes and verifies the file; gets the path to write to.
         keeps_link (bool): whether a link at `path` is kept, and the file that it names replaced. Default: ``False``,
             the link is replaced, because in a stranger's folder it may name any file.
@@ -83,7 +83,8 @@ def write_whole(
             os.replace(new, name)
         _flush_folder(folder)
     except Exception as error:  # libraries raise their own errors for a full disk
-        raise OSError(f"'{name}' ({size:,} bytes) can't be written: {error}") from error
+        shown = f"'{name}' ({size:,} bytes)" if size else f"'{name}'"
+        raise OSError(f"{shown} can't be written: {error}") from error
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
