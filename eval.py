@@ -30,8 +30,9 @@ def main(argv: Sequence[str]) -> None:
     load_model(network, args.ckpt_path)
     test = task.data("test")
 
-    show("model", f"{args.model}, {args.ckpt_path}")
-    show("data", f"{args.data_path or f'embedded {args.dataset}'}, {test.get_dataset_size():,} batches for tests")
+    show("task", task.title)
+    show("model", args.ckpt_path)
+    show("data", f"{test.get_dataset_size():,} batches for tests")
     result = task.evaluate(network, test)
     if args.report is not None:
         show("report", write_report(args.report, network, test))

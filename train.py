@@ -24,6 +24,7 @@ def main(argv: Sequence[str]) -> None:
     from model_zoo import make_optimizer
     from ms_accum import Checkpointer, Ema, GradientAccumulation, ZeroOptimizer, own_group
     from ms_accum.engine.ema import averaged
+    from ms_accum.network.optimizers import LearningRate, kind_of
     from ms_accum.saving.model_file import save_model
     from programs.command import Signals, show, silence, use_device
     from programs.folder import open_folder, write_json
@@ -46,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
     epochs, updates = length_of(args, train.get_dataset_size())
     rate = learning_rate(args, updates)
 
-    def optimizer_of(parameters: list) -> Any:
+    def optimizer_of(parameters: list) -> Any:  # yours, for another optimizer
         options = {"momentum": args.momentum, "weight_decay": args.weight_decay, "beta2": args.beta2}
         return make_optimizer(args.optimizer, parameters, lr=rate, **options)
 
@@ -65,10 +66,11 @@ def main(argv: Sequence[str]) -> None:
     )
 
     folder = open_folder(args, group)  # from here on there are files
-    show("model", f"{args.model}, {sum(p.size for p in parameters):,} parameters, on {device}")
-    show("data", f"{args.data_path or f'embedded {args.dataset}'}, seed {args.seed}")  # yours
+    show("task", task.title)  # yours
+    show("model", f"{sum(p.size for p in parameters):,} parameters, on {device}, seed {args.seed}")
     show("window", f"micro-batches {args.mini_steps}, rows of each {args.batch_size}, ranks {group.size}")
-    show("run", f"epochs {epochs}, updates {updates:,}, {args.optimizer}, lr {args.lr:g}, in {folder.path}")
+    show("optimizer", f"{kind_of(optimizer)}, learning rate at first {LearningRate(optimizer)():g}")
+    show("run", f"epochs {epochs}, updates {updates:,}, in {folder.path}")
 
     # The training state, of a window's end: weights, optimizer, the position in the data. A resumed run ends with the
     # bytes of one that did not stop. After the first Ctrl-C or SIGTERM the run saves its state and stops.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindspore import nn, ops
@@ -82,6 +83,16 @@ class GPT(nn.Cell):
             raise ValueError(f"For 'GPT', 'tokens' must be at most {self.context} per row, but got {length}.")
         x = self.embedding(tokens) + self.position(ops.arange(length))
         return self.head(self.norm(self.blocks(x)))
+
+
+def sizes_of(shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Return the sizes of a `GPT` whose parameters have these shapes, as far as they tell; 0 for what is not one."""
+    (vocab_size, width), (context, _) = (
+        shape if len(shape := shapes.get(f"{name}.embedding_table", ())) == 2 else (0, 0)
+        for name in ("embedding", "position")
+    )
+    layers = len({name.split(".")[1] for name in shapes if name.startswith("blocks.")})
+    return {"vocab_size": vocab_size, "context": context, "width": width, "layers": layers}
 
 
 class _Block(nn.Cell):

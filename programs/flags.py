@@ -9,17 +9,17 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Callable, NamedTuple, NoReturn
 
 from model_zoo.models import MODELS
 from model_zoo.optimizers import OPTIMIZERS
 from model_zoo.recipes import ADAPTIVE, EMBEDDED, RECIPES, SIZES
 from ms_accum._check import one_line
+from ms_accum.saving.files import read_file
 from ms_accum.training.sizes import TAILS, Sizes, planned
 
-from .command import FlagError
-from .folder import CONFIG, MODEL, model_to_evaluate, resumed_folder
+from .command import FlagError, show
+from .folder import CONFIG, MODEL, is_inside, model_to_evaluate, resumed_folder
 
 
 class Kind(NamedTuple):
@@ -135,6 +135,24 @@ MAY_CHANGE = ("ckpt_path", "data_path", "device_target", "epochs", "eval_every",
 """tuple, the flags that may differ when a run is resumed."""
 
 
+_ALL = {**TRAINING, **IN_FILES, **PROGRAM}
+IN_CONFIG = {name: flag for name, flag in _ALL.items() if name not in ("debug", "resume")}
+"""dict[str, Flag], what the file of --config may have."""
+IN_RUN = {name: flag for name, flag in _ALL.items() if name not in ONE_START}
+"""dict[str, Flag], what a run writes into its folder, which may be a stranger's."""
+MOST = 2**20
+"""int, the bytes that a file of flags may have."""
+OTHER_WORDS = {
+    **dict.fromkeys(("accum", "accum_iter", "accumulation_steps", "grad_accum", "grad_accum_steps"), "mini_steps"),
+    **dict.fromkeys(("clip_grad", "max_grad_norm"), "clip_norm"),
+    **dict.fromkeys(("arch", "net", "network"), "model"),
+    "learning_rate": "lr",
+    "max_steps": "max_updates",
+    "data_dir": "data_path",
+}
+"""dict[str, str], what flags are called elsewhere."""
+
+
 class Parser(argparse.ArgumentParser):
     """A parser without abbreviations, whose errors are a `FlagError` with a hint."""
 
@@ -167,14 +185,15 @@ def training_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser("Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation.", "%(prog)s [flags]")
     text = f"read flags from a YAML file, a line 'flag: value' for each, and {', '.join(IN_FILES)}"
     parser.add({**TRAINING, "config": Flag(PATH, text), **PROGRAM})
-    args = parser.parse_args(argv)
-    folder = resumed_folder(args.output_dir) if args.resume else None
-    source = args.config if folder is None else os.path.join(folder, CONFIG)
-    flags = {**TRAINING, **IN_FILES, **PROGRAM}
-    in_file = _in_file(source, {name: flag for name, flag in flags.items() if name not in ("debug", "resume")})
+    given = parser.parse_args(argv)
+    folder = resumed_folder(given.output_dir) if given.resume else None
+    in_file = _in_file(given.config, IN_CONFIG) if folder is None else _of_run(folder)
     args = parser.parse_args(argv, in_file)  # those of the command line override them
     if folder is not None:
         args.output_dir = folder
+        if given.ckpt_path is None and args.ckpt_path is not None and not is_inside(args.ckpt_path, folder):
+            fault = f"the run saves its model outside of '{folder}', to '{one_line(args.ckpt_path)}'"
+            raise FlagError(f"argument --ckpt_path: {fault}; if it is yours, give it once more")
     _fill_in(args)
     args.saved = {name: value for name, value in vars(args).items() if name not in ONE_START and value is not None}
     args.fixed = {name: value for name, value in args.saved.items() if name not in MAY_CHANGE}
@@ -200,6 +219,8 @@ def evaluation_flags(argv: Sequence[str]) -> argparse.Namespace:
         raise ValueError(f"'{record}' is not the record of a model; remove it, and give --model") from error
     args = parser.parse_args(argv, args)
     args.ckpt_path = path
+    if args.data_path is None and args.dataset not in (None, *EMBEDDED):
+        args.data_path = _trained_on(path, args.dataset)
     choose_data(args)
     if RECIPES[args.dataset].text and None in [getattr(args, name) for name in (*SIZES, "vocabulary")]:
         fault = f"the record of a network that takes text is missing, or has no sizes, '{record}'"
@@ -254,6 +275,22 @@ def _fill_in(args: argparse.Namespace) -> None:
 # Files of flags
 
 
+def _of_run(folder: str) -> argparse.Namespace:
+    """Return the flags of a run."""
+    return _in_file(os.path.join(folder, CONFIG), IN_RUN)
+
+
+def _trained_on(model: str, dataset: str) -> str | None:
+    """Return the path of the data that a model was trained on, if its run names it, and it is still there."""
+    folder = os.path.dirname(model)
+    with contextlib.suppress(FlagError):  # there is no run beside it
+        run = _of_run(folder)
+        if run.dataset == dataset and run.data_path is not None and os.path.exists(run.data_path):
+            show("data_path", f"{run.data_path}, as in {os.path.join(folder, CONFIG)}")
+            return run.data_path
+    return None
+
+
 def _in_file(source: str | None, known: Mapping[str, Flag]) -> argparse.Namespace:
     """Return the flags of a file, checked like those of the command line, and the defaults of all others."""
     parser, arguments = Parser("", ""), []
@@ -276,7 +313,7 @@ def _in_file(source: str | None, known: Mapping[str, Flag]) -> argparse.Namespac
 def _read(source: str) -> dict[Any, Any]:
     """Return the content of a file of flags, JSON or YAML."""
     try:
-        text = Path(source).read_text(encoding="utf-8")
+        text = read_file(source, MOST).decode()
         if source.endswith(".json"):
             content = json.loads(text)
         else:
@@ -286,7 +323,8 @@ def _read(source: str) -> dict[Any, Any]:
     except ImportError:
         raise
     except Exception as error:  # of the system, of JSON, of YAML
-        raise FlagError(f"'{source}' can't be read: {' '.join(str(error).split())}") from error
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise FlagError(f"'{source}' can't be read: {reason}") from error
     if not isinstance(content, dict):
         raise FlagError(f"'{source}' must have lines of the form 'flag: value'")
     return content
@@ -294,10 +332,14 @@ def _read(source: str) -> dict[Any, Any]:
 
 def hint(name: str, known: Iterable[str]) -> str:
     """Return what was probably meant, as the end of an error message."""
-    if name[2:] in IN_FILES:
-        return f"; {name[2:]} is for the file of --config"
-    close = get_close_matches(name, known, 1)
-    return f"; did you mean {close[0]}?" if close else ""
+    word = name.lstrip("-").replace("-", "_")
+    if word in IN_FILES and word not in known:
+        return f"; {word} is for the file of --config"
+    names = {option.lstrip("-"): option for option in known}
+    alike = [each for each in names if each[:1] == word[:1]]  # "export" is not "report"
+    meant = OTHER_WORDS.get(word)
+    close = [meant] if meant in names else get_close_matches(word, alike, 1, 0.7)
+    return f"; did you mean {names[close[0]]}?" if close else ""
 
 
 # What flags become

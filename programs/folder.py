@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ms_accum import Group
 
 RUNS, CONFIG, METRICS, STATES, MODEL = "runs", "config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"
+OWN = (CONFIG, METRICS, STATES, MODEL, f"{MODEL}.json", ".lock")
+"""tuple, what a run writes into its folder."""
 
 
 class Folder(NamedTuple):
@@ -48,6 +50,7 @@ def open_folder(args: argparse.Namespace, group: Group) -> Folder:
 
     Raises:
         FlagError: If a file of another run is there.
+        OSError: If a file that the run would write is a link.
         RuntimeError: If another run is using it.
     """
     from ms_accum import total
@@ -77,9 +80,10 @@ def _claim(args: argparse.Namespace, folder: Folder) -> FileLock:
     """Lock a folder until the process ends, however it ends."""
     from filelock import FileLock, Timeout
 
-    from ms_accum.saving.files import remove_leftovers
+    from ms_accum.saving.files import check_own, remove_leftovers
 
     os.makedirs(folder.path, exist_ok=True)
+    check_own(*(os.path.join(folder.path, name) for name in OWN))
     lock = FileLock(os.path.join(folder.path, ".lock"))
     try:
         lock.acquire(timeout=0)
@@ -115,6 +119,11 @@ def model_to_evaluate(ckpt_path: str | None) -> str:
     if ckpt_path is not None and (os.path.exists(ckpt_path) or os.path.relpath(ckpt_path) != MODEL):
         return ckpt_path
     return os.path.join(newest_run("argument --ckpt_path", "give the path of a model"), MODEL)
+
+
+def is_inside(path: str, folder: str) -> bool:
+    """Return whether a path is below a folder, after links."""
+    return os.path.realpath(path).startswith(os.path.join(os.path.realpath(folder), ""))
 
 
 def newest_run(flag: str, remedy: str) -> str:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, TextIO
 
 from mindspore.train import Callback, RunContext
@@ -15,6 +16,8 @@ from ms_accum._check import warn
 
 from .command import show
 from .folder import CONFIG, Folder, write_json
+
+_LONGEST = 2**20  # bytes of a line
 
 
 class Beginning(Callback):
@@ -99,7 +102,7 @@ def _length_of_windows(path: str, windows: int) -> int:
     """Return the bytes of the lines of so many windows, and of the evaluations up to the next one."""
     length = 0
     with open(path, "rb") as file:
-        for line in file:
+        for line in iter(partial(file.readline, _LONGEST), b""):
             windows -= b'"update":' in line
             if windows < 0 or not line.endswith(b"\n"):
                 break

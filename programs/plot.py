@@ -8,10 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from ms_accum.saving.files import read_file, write_whole
+
 from .command import run, show
 from .flags import PATH, PROGRAM, Flag, Parser
 from .folder import METRICS
 
+MOST = 2**30
+"""int, the bytes that the metrics of a run may have."""
 PANELS = {"loss": "loss", "lr": "learning rate", "grad_norm": "norm of the gradient", "acc": "accuracy"}
 
 
@@ -37,19 +41,25 @@ def main(argv: Sequence[str]) -> None:
                     axes.plot(updates, [line[field] for line in rows], style, label=label, markersize=3)
         axes.set_title(title)
         axes.set_xlabel("update")
-    figure.axes[0].legend()
+    for text in figure.axes[0].legend().get_texts():
+        text.set_parse_math(False)  # the name of a folder may be $x$
     picture = args.output or os.path.join(args.runs[0], "metrics.png")
-    figure.savefig(picture)
+    write_whole(picture, 0, figure.savefig)
     show("picture", picture)
 
 
 def _lines(path: str) -> list[dict[str, Any]]:
     """Return the lines of the metrics of a run; a last one that was cut off is left out."""
-    with open(path, encoding="utf-8") as file:
+    lines = []
+    for number, line in enumerate(read_file(path, MOST).split(b"\n")[:-1], 1):
         try:
-            return [json.loads(line) for line in file if line.endswith("\n")]
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"'{path}' does not hold metrics: {error}") from error
+            content = json.loads(line)
+        except (ValueError, RecursionError):
+            content = None
+        if not isinstance(content, dict):
+            raise ValueError(f"'{path}' does not hold metrics: line {number} is not an object of JSON")
+        lines.append(content)
+    return lines
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import math
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -15,15 +18,19 @@ import numpy as np
 from mindspore import amp, nn
 
 from model_zoo import DOWNLOADS, MODELS, RECIPES, DataError, NextTokenLoss, create_dataset, create_text_dataset
+from model_zoo.gpt import sizes_of
 from model_zoo.next_token import LossOfTokens, count_targets
 from model_zoo.recipes import SIZES
 from ms_accum import Group, evaluate
 from ms_accum.network.training_mode import training_mode
 from ms_accum.ranks.group import comes_first
-from ms_accum.saving.files import write_bytes
+from ms_accum.saving.files import write_bytes, write_whole
+from ms_accum.saving.model_file import CheckpointError, kinds_in
+from ms_accum.saving.training_state import kinds_of_arrays
 
 from .command import FlagError, handled_by, interrupt
 from .flags import RECORD
+from .folder import STATES
 
 # In a batch of an evaluation, which should not need more memory than training.
 _MOST_TOKENS, _MOST_SCORES = 2**11, 2**23
@@ -50,6 +57,11 @@ class Images:
         """Return a split in batches; the training split is divided among the processes."""
         options = {"image_size": MODELS[self._args.model].image_size, "dataset": self._args.dataset}
         return _loaded(create_dataset, self._args, usage, rows, group, **options)
+
+    @property
+    def title(self) -> str:
+        """str, which network is trained on which data."""
+        return _title(self._args)
 
     def network(self) -> nn.Cell:
         """Return a new network."""
@@ -91,9 +103,15 @@ class Text:
         self._vocabulary = data.source.data.vocabulary.characters
         return data
 
+    @property
+    def title(self) -> str:
+        """str, which network is trained on which data."""
+        return _title(self._args)
+
     def network(self) -> nn.Cell:
-        """Return a new network for the characters of the text that was read."""
+        """Return a new network for the characters of the text that was read, or of the model that is evaluated."""
         sizes = {"vocab_size": len(self._vocabulary or ""), **self._sizes}
+        _check_sizes(sizes, self._args)
         return _mixed(MODELS[self._args.model].make(tie_weights=True, **sizes), self._args.amp)
 
     def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
@@ -112,12 +130,45 @@ class Text:
         return {**{name: getattr(self._args, name) for name in RECORD}, **self._sizes, "vocabulary": self._vocabulary}
 
 
+def _check_sizes(sizes: Mapping[str, int], args: argparse.Namespace) -> None:
+    """Compare the sizes of a network with the file that will be loaded into it: a stranger chose both.
+
+    This is done before the network is made, which may take any memory and time.
+
+    Raises:
+        CheckpointError: If they differ.
+    """
+    path, shapes = _shapes_to_load(args)
+    for name, size in sizes_of(shapes).items() if path else ():
+        if sizes[name] != size:
+            fault = f"its '{name}' is {size}, and {sizes[name]} in the file beside it or the flags"
+            raise CheckpointError(f"'{path}' is of another architecture: {fault}.")
+
+
+def _shapes_to_load(args: argparse.Namespace) -> tuple[str, dict[str, tuple[int, ...]]]:
+    """Return the model that is evaluated, or the newest state to resume from, and the shapes of its parameters."""
+    if getattr(args, "vocabulary", None) is not None:
+        return args.ckpt_path, {name: shape for name, (_, shape) in kinds_in(args.ckpt_path).items()}
+    if getattr(args, "resume", False):
+        for path in sorted(Path(args.output_dir, STATES).glob("state-*.safetensors"), reverse=True):
+            with contextlib.suppress(CheckpointError):  # a damaged one, which is passed over
+                kinds = kinds_of_arrays(str(path)).items()
+                return str(path), {
+                    name.partition(".")[2]: shape for name, (_, shape) in kinds if name.startswith("network.")
+                }
+    return "", {}
+
+
 def task_of(args: argparse.Namespace) -> Images | Text:
     """Return what the flags train."""
     return Text(args) if RECIPES[args.dataset].text else Images(args)
 
 
 # Data
+
+
+def _title(args: argparse.Namespace) -> str:
+    return f"{args.model} on {args.data_path or f'embedded {args.dataset}'}"
 
 
 def download(args: argparse.Namespace) -> None:
@@ -134,6 +185,11 @@ def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group:
         options.update(seed=args.seed, num_shards=size, shard_id=rank)
     try:
         return create(args.data_path, rows, usage=usage, **options)
+    except FileNotFoundError as error:
+        if not os.path.isdir(args.data_path):
+            raise
+        page = "docs/how-to/programs.md#your-own-network-and-data"
+        raise FileNotFoundError(f"{error} Other data need a copy of train.py: {page}") from error
     except DataError:
         raise
     except ValueError as error:
@@ -189,5 +245,5 @@ def write_report(folder: str, network: nn.Cell, test: Any) -> str:
     write_bytes(os.path.join(folder, "report.txt"), text.encode())
     figure = Figure(figsize=(6, 6), layout="constrained")
     ConfusionMatrixDisplay.from_predictions(labels, guesses, ax=figure.subplots(), colorbar=False)
-    figure.savefig(os.path.join(folder, "confusion_matrix.png"))
+    write_whole(os.path.join(folder, "confusion_matrix.png"), 0, figure.savefig)
     return folder

@@ -46,8 +46,8 @@ class Fault(NamedTuple):
     """The tests that find it, below tests/: one, or several with blanks between."""
 
     def path_in(self, root: Path) -> Path:
-        """Return the path of the file in a tree: `programs/` is beside the library, all others are in it."""
-        return root / self.file if self.file.startswith("programs/") else root / "ms_accum" / self.file
+        """Return the path of the file in a tree: `programs/` and `model_zoo/` are beside the library."""
+        return root / self.file if self.file.startswith(("programs/", "model_zoo/")) else root / "ms_accum" / self.file
 
 
 FAULTS = {
@@ -1113,6 +1113,50 @@ FAULTS = {
         "parser.parse_args([], in_file)",
         "programs/test_flags.py::test_config_is_read_and_command_line_overrides_it",
     ),
+    # Files of strangers
+    "a stranger's run saves its model anywhere": Fault(
+        "programs/flags.py",
+        "and not is_inside(args.ckpt_path, folder):",
+        "and False:",
+        "programs/test_flags.py::test_resumed_run_takes_only_what_a_run_saves",
+    ),
+    "a stranger's run names what it never saves": Fault(
+        "programs/flags.py",
+        "_ALL.items() if name not in ONE_START}",
+        "_ALL.items()}",
+        "programs/test_flags.py::test_resumed_run_takes_only_what_a_run_saves",
+    ),
+    "a network of the sizes of any record is made": Fault(
+        "programs/tasks.py",
+        "        _check_sizes(sizes, self._args)\n",
+        "",
+        "programs/test_flags.py::test_wrong_models_end_eval_with_1",
+    ),
+    "a run writes through a link": Fault(
+        "programs/folder.py",
+        "    check_own(*(",
+        "    list((",
+        "programs/test_runs.py::test_nothing_is_written_through_a_link",
+    ),
+    "a file is written through a link": Fault(
+        "saving/files.py",
+        "os.path.realpath(path) if keeps_link else os.path.abspath(path)",
+        "os.path.realpath(path)",
+        "saving/test_model_file.py::test_other_files_replace_a_link[eager]",
+    ),
+    "a lock that is a link": Fault(
+        "saving/checkpointer.py",
+        "        check_own(self._lock.lock_file)",
+        "        # ",
+        "saving/test_states.py::test_lock_that_is_a_link_is_refused[eager]",
+    ),
+    "a link in a folder of texts is trained on": Fault(
+        "model_zoo/data/text.py",
+        "if file != path and file.is_symlink():",
+        "if False:",
+        "zoo/test_text.py::test_only_files_of_the_folder_are_read[eager-file]",
+    ),
+    # Runs
     "other data with as many rows resume": Fault(
         "programs/tasks.py",
         '{"rows": data.source.rows, "data": data.source.fingerprint}',

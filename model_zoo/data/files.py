@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -51,6 +52,21 @@ def check_labels(path: Path, labels: np.ndarray, classes: int, remedy: str) -> N
     row = int(labels.argmax())
     if labels[row] >= classes:
         raise bad_file(path, f"contain labels from 0 to {classes - 1}", f"label {labels[row]} in row {row}", remedy)
+
+
+def size_of(path: Path, most: int) -> int:
+    """Return the bytes of a file.
+
+    Raises:
+        DataError: If there are more than `most`, or it is no file: a program would wait for ever for the other end of a
+            pipe, and read a device without end.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"'{path}' is not a file.")
+    if status.st_size > most:
+        raise DataError(f"'{path}' has {status.st_size:,} bytes, more than {most:,}.")
+    return status.st_size
 
 
 def bad_file(path: Path, rule: str, got: str, remedy: str) -> DataError:

@@ -19,6 +19,7 @@ from .images import Split
 SIDE, CLASSES = 28, 10
 # The constants of MindSpore's tutorials: mean and standard deviation of MNIST's training pixels.
 _MEAN, _STD = 0.1307, 0.3081
+_MOST = 1_000_000  # rows; sets in this format have up to 814,255
 _MAGIC = {"images": b"\x00\x00\x08\x03", "labels": b"\x00\x00\x08\x01"}
 _REMEDY = "Download MNIST, for example with 'train.py --download --data_path FOLDER'."
 
@@ -75,7 +76,7 @@ def _read(path: Path, kind: str, item: tuple[int, ...]) -> np.ndarray:
     if tuple(shape) != item:
         raise bad_file(path, f"contain images of {SIDE}x{SIDE}", "x".join(map(str, shape)), _REMEDY)
     size, expected = path.stat().st_size - length, count * math.prod(item)
-    if not count or size != expected:
-        rule = f"contain the {count} {kind} of its header ({expected} bytes), and at least one"
+    if not 0 < count <= _MOST or size != expected:
+        rule = f"contain the {count} {kind} of its header ({expected} bytes), and at least one, at most {_MOST:,}"
         raise bad_file(path, rule, f"{size} bytes after the header", _REMEDY)
     return np.fromfile(path, np.uint8, expected, offset=length).reshape(count, *item)

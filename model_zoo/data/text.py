@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,14 @@ from mindspore.dataset import GeneratorDataset
 
 from .._check import DataError, check_bool, check_choice, check_int, check_path
 from .batches import batched, seed_of
+from .files import size_of
 from .sentences import sentences
 
 IGNORED = -100
 """int, the target of padding, which does not count."""
 _NAME = "create_text_dataset"
 _TRAINED = 0.9
+_LARGEST = 2**30  # bytes of all texts: as tokens they take four times as much, or more
 _SHOWN = 5  # of the characters that a vocabulary does not have
 
 
@@ -123,7 +125,8 @@ def create_text_dataset(
 
     Args:
         data_path (str): A text file in UTF-8, or a folder whose files ``*.txt``, also in its folders, are documents in
-            the order of their paths, without hidden ones. Default: ``None``, sentences that a small grammar makes.
+            the order of their paths, without hidden ones; at most 1 GiB. A link in the folder is an error. Default:
+            ``None``, sentences that a small grammar makes.
         batch_size (int): The number of rows in a batch. Default: ``32``.
         usage (str): ``"train"`` or ``"test"``. Default: ``"train"``.
         context (int): The number of tokens in a row. Default: ``64``.
@@ -139,7 +142,8 @@ def create_text_dataset(
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range.
-        DataError: If a file is not UTF-8, or has a character that is not in the vocabulary; a subclass of ValueError.
+        DataError: If a file is not UTF-8, has a character that is not in the vocabulary, is too large, or is no file,
+            or a link in the folder; a subclass of ValueError.
         FileNotFoundError: If there is no text.
 
     Supported Platforms:
@@ -197,15 +201,29 @@ def _files(path: Path) -> list[Path]:
     """Return the file, or the text files of a folder in the order of their paths, without hidden ones.
 
     Editors and systems leave copies there: ``.ipynb_checkpoints``, ``._book.txt``.
+
+    Raises:
+        DataError: If one is not a file, or a link, which may lead out of the folder, or if all are too large.
     """
-    if path.is_file():
-        return [path]
-    walk = os.walk(path, onerror=_raise)  # not silently without what can't be read
-    paths = [Path(folder, name) for folder, _, names in walk for name in names if name.endswith(".txt")]
-    files = sorted(file for file in paths if not any(part[0] == "." for part in file.relative_to(path).parts))
+    files = sorted(_texts_in(path)) if path.is_dir() else [path]
     if not files:
         raise FileNotFoundError(f"'{path}' has no .txt file.")
+    left = _LARGEST
+    for file in files:
+        if file != path and file.is_symlink():
+            raise DataError(f"'{file}' is a link, which may lead out of '{path}'. Copy there what it names.")
+        left -= size_of(file, left)
     return files
+
+
+def _texts_in(path: Path) -> Iterator[Path]:
+    """Yield the text files of a folder, and folders that are links, which are not silently left out."""
+    for folder, folders, names in os.walk(path, onerror=_raise):  # nor is what can't be read
+        texts = [name for name in names if name.endswith(".txt")]
+        for file in (Path(folder, name) for name in (*folders, *texts)):
+            is_hidden = any(part[0] == "." for part in file.relative_to(path).parts)
+            if not is_hidden and (file.name in texts or file.is_symlink()):
+                yield file
 
 
 def _raise(error: OSError) -> None:

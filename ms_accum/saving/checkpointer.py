@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.group import Group
-from .files import absolute, remove_leftovers, write_whole
+from .files import absolute, check_own, remove_leftovers, write_whole
 from .training_state import CheckpointError, TrainingState, digest_of, read, write
 
 _OWNER = "Checkpointer"
@@ -77,8 +77,11 @@ class StateFolder:
 
         Raises:
             FolderInUse: If another run is using it.
+            OSError: If its lock is a link.
         """
         self._path.mkdir(parents=True, exist_ok=True)
+        # Filelock before 3.20.1, which needs Python 3.10, empties the file to which a link leads.
+        check_own(self._lock.lock_file)
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:

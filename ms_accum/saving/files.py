@@ -1,4 +1,4 @@
-"""Write files completely or not at all."""
+"""Write files completely or not at all, and read those of strangers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Callable
 
@@ -20,7 +21,39 @@ def absolute(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(os.path.expanduser(os.fspath(path)))
 
 
-def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], None]) -> None:
+def read_file(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the content of a file of at most `most` bytes.
+
+    Raises:
+        OSError: If it can't be read, is larger, or is no file: a program would wait for ever for the other end of a
+            pipe, and read a device without end.
+    """
+    status = os.stat(path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "not a file", os.fspath(path))
+    if status.st_size > most:
+        raise OSError(errno.EFBIG, f"{status.st_size:,} bytes, more than {most:,}", os.fspath(path))
+    with open(path, "rb") as file:
+        return file.read(most)
+
+
+def check_own(*paths: str | os.PathLike[str]) -> None:
+    """Raise an error for what has the name of a file that a program writes, and is none of its own.
+
+    Raises:
+        OSError: If it is a link, which may lead to any file, or a pipe or a device.
+    """
+    for path in paths:
+        with suppress(FileNotFoundError):
+            mode = os.lstat(path).st_mode
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                fault = "a link" if stat.S_ISLNK(mode) else "not a file"
+                raise OSError(errno.EINVAL, f"{fault}, to which nothing is written. Remove it", os.fspath(path))
+
+
+def write_whole(
+    path: str | os.PathLike[str], size: int, write: Callable[[str], None], *, keeps_link: bool = False
+) -> None:
     """Write a file with `write`, which also verifies it, then replace the file at `path` by it.
 
     It is written in a temporary folder next to `path`. A killed process leaves that folder, and does not change the old
@@ -28,13 +61,15 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
 
     Args:
         path (str): the final path of the file.
-        size (int): the approximate number of bytes, used in error messages.
+        size (int): the approximate number of bytes, used in error messages; 0 if it is not known.
         write (Callable): writes and verifies the file; gets the path to write to.
+        keeps_link (bool): whether a link at `path` is kept, and the file that it names replaced. Default: ``False``,
+            the link is replaced, because in a stranger's folder it may name any file.
 
     Raises:
         OSError: If it can't be written; the old file is unchanged.
     """
-    name = os.path.realpath(path)  # a link is kept
+    name = os.path.realpath(path) if keeps_link else os.path.abspath(path)
     folder = os.path.dirname(name)
     if os.path.exists(name) and not os.path.isfile(name):  # replacing /dev/null would break the system
         reason = "it is a folder" if os.path.isdir(name) else "it is not a regular file"
@@ -48,7 +83,8 @@ def write_whole(path: str | os.PathLike[str], size: int, write: Callable[[str], 
             os.replace(new, name)
         _flush_folder(folder)
     except Exception as error:  # libraries raise their own errors for a full disk
-        raise OSError(f"'{name}' ({size:,} bytes) can't be written: {error}") from error
+        shown = f"'{name}' ({size:,} bytes)" if size else f"'{name}'"
+        raise OSError(f"{shown} can't be written: {error}") from error
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:

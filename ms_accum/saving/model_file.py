@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from pathlib import Path
+from typing import BinaryIO
 
 import mindspore as ms
 from google.protobuf.message import DecodeError
@@ -23,7 +23,7 @@ from ..layers import COUNTER
 from ..network.parameters import as_array
 from .files import write_whole
 from .training_state import CheckpointError as CheckpointError
-from .training_state import check_file, differences_of, read_arrays, shortened, write_arrays
+from .training_state import check_file, differences_of, kinds_of_arrays, read_arrays, shortened, write_arrays
 
 _FORMATS = ("ckpt", "safetensors")
 
@@ -58,7 +58,7 @@ def save_model(network: nn.Cell, path: str | os.PathLike[str]) -> None:
         OSError: If the file can't be written; an existing file is unchanged.
     """
     size = sum(parameter.nbytes for parameter in network.get_parameters())
-    write_whole(path, size, partial(_write, network))
+    write_whole(path, size, partial(_write, network), keeps_link=True)
 
 
 def _write(network: nn.Cell, path: str) -> None:
@@ -66,7 +66,7 @@ def _write(network: nn.Cell, path: str) -> None:
         write_arrays(path, {parameter.name: as_array(parameter) for parameter in network.get_parameters()}, None)
     else:
         ms.save_checkpoint(network, path, crc_check=True)
-        _check_ckpt(path)
+        _kinds_in_ckpt(path)  # reads it back
 
 
 def load_model(network: nn.Cell, path: str | os.PathLike[str]) -> None:
@@ -75,32 +75,42 @@ def load_model(network: nn.Cell, path: str | os.PathLike[str]) -> None:
     Raises:
         CheckpointError: If the file can't be read, or is of another architecture.
     """
-    parameters = _read(os.fspath(path))
-    expected = {parameter.name: _kind(parameter) for parameter in network.get_parameters()}
-    differing = differences_of(expected, {name: _kind(parameter) for name, parameter in parameters.items()})
+    path = os.fspath(path)
+    expected = {parameter.name: _text(str(parameter.dtype), parameter.shape) for parameter in network.get_parameters()}
+    # Before the values are read: a file of another architecture may have any size.
+    differing = differences_of(expected, {name: _text(*kind) for name, kind in kinds_in(path).items()})
     if differing:
         raise CheckpointError(f"'{path}' is of another architecture: {shortened(differing)}.{_remedy(differing)}")
-    ms.load_param_into_net(network, parameters)
+    ms.load_param_into_net(network, _read(path))
 
 
-def _read(path: str) -> Mapping[str, Parameter]:
-    """Return the parameters in a file by name."""
+def kinds_in(path: str | os.PathLike[str]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each parameter in a file, by name; a file of any size takes little memory.
+
+    Raises:
+        CheckpointError: If it is not a model, or is damaged.
+    """
+    path = os.fspath(path)
     check_file(path)
     if _format(path) not in _FORMATS:
         raise CheckpointError(f"'{path}' is not a checkpoint: its name must end with '.ckpt' or '.safetensors'.")
+    if _format(path) == "ckpt":
+        return _kinds_in_ckpt(path)
+    return {name: (_TYPES.get(kind, kind), shape) for name, (kind, shape) in kinds_of_arrays(path).items()}
+
+
+def _read(path: str) -> Mapping[str, Parameter]:
+    """Return the parameters by name of a file whose structure is checked."""
+    if _format(path) == "safetensors":
+        return {name: Parameter(Tensor(array), name=name) for name, array in read_arrays(path)[0].items()}
     try:
-        if _format(path) == "safetensors":
-            return {name: Parameter(Tensor(array), name=name) for name, array in read_arrays(path)[0].items()}
-        _check_ckpt(path)
         return ms.load_checkpoint(path)
-    except CheckpointError:
-        raise
     except Exception as error:
         raise CheckpointError(f"'{path}' is not a checkpoint that MindSpore can read.") from error
 
 
-def _kind(parameter: Parameter) -> str:
-    return f"{parameter.dtype} {tuple(parameter.shape)}"
+def _text(kind: str, shape: Sequence[int]) -> str:
+    return f"{kind} {tuple(shape)}"
 
 
 def _remedy(differing: Sequence[str]) -> str:
@@ -110,6 +120,15 @@ def _remedy(differing: Sequence[str]) -> str:
     if differing[0].startswith("unexpected"):
         return " It was trained after replace_dropout. Call replace_dropout on the network first."
     return " It was trained without replace_dropout. Load it before replace_dropout."
+
+
+_TYPES = {
+    **{f"{name[0]}{bits}": f"{name}{bits}" for name in ("Int", "UInt") for bits in (8, 16, 32, 64)},
+    **{f"F{bits}": f"Float{bits}" for bits in (16, 32, 64)},
+    "BOOL": "Bool",
+    "BF16": "BFloat16",
+}
+"""dict[str, str], MindSpore's names of the types in safetensors."""
 
 
 # The structure of a `.ckpt`
@@ -122,32 +141,78 @@ _ITEM_BYTES = {
 }
 # MindSpore writes this word and ten bytes of CRC-32 after the protocol buffers.
 _MARK, _CRC_BYTES = b"crc_num", 10
+_PIECE = 2**20
+_VALUE = b"\x0a"  # in protocol buffers: what follows is a value of the list, its length first
+_LARGEST = 2**30  # MindSpore writes a parameter in slices of half of it
 
 
-def _check_ckpt(path: str) -> None:
-    """Raise an error for what is not a `.ckpt`, or whose parameters have not as many bytes as their shapes say."""
-    content = Path(path).read_bytes()
-    end = len(content) - _CRC_BYTES
-    if content[:end].endswith(_MARK):
-        crc = int.from_bytes(content[end:], "big")
-        content = content[: end - len(_MARK)]
-        if zlib.crc32(content) != crc:
-            raise CheckpointError(f"'{path}' is damaged: its checksum does not match.")
-    message = Checkpoint()
-    names = []
+def _kinds_in_ckpt(path: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each parameter.
+
+    Raises:
+        CheckpointError: If it is not a `.ckpt`, or a parameter has not as many bytes as its shape says.
+    """
+    kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     try:
-        message.ParseFromString(content)
-        # A large parameter is stored in consecutive slices.
-        for name, values in groupby(message.value, lambda value: value.tag):
-            slices = [value.tensor for value in values]
-            if sum(len(part.tensor_content) for part in slices) != _bytes_of(slices[0].dims, slices[0].tensor_type):
-                raise CheckpointError(f"'{path}' is not a valid checkpoint: its '{name}' is damaged.")
-            names.append(name)
+        with open(path, "rb") as file:
+            end = _end_of_values(file, path)
+            # A large parameter is stored in consecutive slices.
+            for name, values in groupby(_values(file, end), lambda value: value.tag):
+                slices = [
+                    (value.tensor.tensor_type, list(value.tensor.dims), len(value.tensor.tensor_content))
+                    for value in values
+                ]
+                kind, shape, _ = slices[0]
+                if sum(size for *_, size in slices) != _bytes_of(shape, kind):
+                    raise CheckpointError(f"'{path}' is not a valid checkpoint: its '{name}' is damaged.")
+                if name in kinds:
+                    raise CheckpointError(f"'{path}' is not a checkpoint: it has a parameter twice.")
+                kinds[name] = kind, () if shape == [0] else tuple(shape)
     except (DecodeError, UnicodeDecodeError) as error:  # some implementations decode texts only when they are read
         raise CheckpointError(f"'{path}' is not a checkpoint: it can't be parsed.") from error
-    if not names or len(set(names)) < len(names):
-        fault = "it has a parameter twice" if names else "it has no parameters"
-        raise CheckpointError(f"'{path}' is not a checkpoint: {fault}.")
+    if not kinds:
+        raise CheckpointError(f"'{path}' is not a checkpoint: it has no parameters.")
+    return kinds
+
+
+def _end_of_values(file: BinaryIO, path: str) -> int:
+    """Return where the values end, after a comparison with the checksum, if there is one; leave the file at 0."""
+    size = file.seek(0, os.SEEK_END)
+    tail = len(_MARK) + _CRC_BYTES
+    file.seek(max(0, size - tail))
+    mark, crc = file.read(len(_MARK)), int.from_bytes(file.read(), "big")
+    file.seek(0)
+    if mark != _MARK:
+        return size
+    found = 0
+    for start in range(0, size - tail, _PIECE):
+        found = zlib.crc32(file.read(min(_PIECE, size - tail - start)), found)
+    if found != crc:
+        raise CheckpointError(f"'{path}' is damaged: its checksum does not match.")
+    file.seek(0)
+    return size - tail
+
+
+def _values(file: BinaryIO, end: int) -> Iterator[Checkpoint.Value]:
+    """Yield the values one by one."""
+    while file.tell() < end:
+        if file.read(1) != _VALUE:
+            raise DecodeError("no value begins here")
+        size = _varint(file)
+        if size > min(_LARGEST, end - file.tell()):
+            raise DecodeError("a value is longer than its file, or than MindSpore writes")
+        yield Checkpoint.Value.FromString(file.read(size))
+
+
+def _varint(file: BinaryIO) -> int:
+    """Return a number in the form that protocol buffers have: seven bits in a byte, the lowest first."""
+    number = 0
+    for shift in range(0, 64, 7):
+        (byte,) = file.read(1) or b"\0"  # at the end of the file the number ends
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+    return number
 
 
 def _bytes_of(shape: Sequence[int], kind: str) -> int | None:

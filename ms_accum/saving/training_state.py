@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,19 +52,37 @@ def read_arrays(path: str) -> tuple[dict[str, np.ndarray], Any]:
     Raises:
         CheckpointError: If it can't be read, or is damaged.
     """
-    check_file(path)
-    try:
-        with safe_open(path, framework="np") as file:
-            entry = (file.metadata() or {}).get(_ENTRY)
-            arrays = {name: file.get_tensor(name) for name in file.keys()}
-    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:  # the last: types NumPy lacks
-        raise CheckpointError(f"'{path}' can't be read: {error}.") from error
+    with _opened(path) as file:
+        entry = (file.metadata() or {}).get(_ENTRY)
+        arrays = {name: file.get_tensor(name) for name in file.keys()}
     if entry is None:
         return arrays, None
     digest, _, text = entry.partition(" ")
     if digest != digest_of(arrays, text):
         raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not match.")
     return arrays, json.loads(text)
+
+
+def kinds_of_arrays(path: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each array in a file, from its header.
+
+    Raises:
+        CheckpointError: If it can't be read.
+    """
+    with _opened(path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}
+        return {name: (part.get_dtype(), tuple(part.get_shape())) for name, part in slices.items()}
+
+
+@contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    """Open a file in safetensors."""
+    check_file(path)
+    try:
+        with safe_open(path, framework="np") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError, TypeError, AttributeError) as error:  # the last: types NumPy lacks
+        raise CheckpointError(f"'{path}' can't be read: {error}.") from error
 
 
 def check_file(path: str) -> None:

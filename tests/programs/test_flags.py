@@ -15,9 +15,12 @@ import pytest
 from mindspore import nn
 
 from idx_files import write_mnist
-from model_zoo import LeNet5
+from model_zoo import GPT, LeNet5
+from model_zoo.data.sentences import sentences
 from ms_accum import own_group
-from programs.flags import learning_rate, length_of, training_flags
+from ms_accum.saving.training_state import write_arrays
+from programs.command import FlagError
+from programs.flags import evaluation_flags, learning_rate, length_of, training_flags
 from programs.tasks import facts_of, task_of
 from running import ROOT, error_of, evaluate, train
 
@@ -36,6 +39,10 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--save_every=5m": "must be a number of updates, such as 100, or of minutes, such as 5min",
     "--ema=1": "argument --ema: must be a number >= 0 and < 1",
     "--batchsize=4": "unrecognized arguments: --batchsize=4; did you mean --batch_size?",
+    "--batch-size=4": "unrecognized arguments: --batch-size=4; did you mean --batch_size?",
+    "--learning_rate=1": "unrecognized arguments: --learning_rate=1; did you mean --lr?",
+    "--network=mlp": "unrecognized arguments: --network=mlp; did you mean --model?",
+    "--grad_accum=4": "unrecognized arguments: --grad_accum=4; did you mean --mini_steps?",
     "--device_target=Ascend": "argument --device_target: Ascend is not available here, CPU is",
     "--model=gpt --dataset=digits": "argument --model: gpt does not take digits; lenet5 does",
     "--dataset=cifar10": "argument --data_path: for cifar10 it must be given",
@@ -45,7 +52,7 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--layers=2": "unrecognized arguments: --layers=2; layers is for the file of --config",
     "--resume": "argument --resume: there is no run in 'runs'",
     "--resume --output_dir=TYPO": "argument --resume: 'TYPO' does not exist",
-    "--config=none.yaml": "'none.yaml' can't be read: [Errno 2] No such file or directory",
+    "--config=none.yaml": "'none.yaml' can't be read: No such file or directory",
     "--config=list.yaml": "'list.yaml' must have lines of the form 'flag: value'",
     "--config=typo.yaml": "'typo.yaml' has the unknown flag 'batch_szie'; did you mean batch_size?",
     "--config=resume.yaml": "'resume.yaml' has the unknown flag 'resume'",  # what a run does once is no setting
@@ -78,6 +85,23 @@ def test_wrong_flags_end_train_with_2(argv, message, tmp_path, capsys):
     assert sorted(os.listdir()) == sorted(FILES)
 
 
+@pytest.mark.parametrize("program", [train, evaluate])
+def test_flag_that_is_like_no_other_gets_no_hint(program, capsys):
+    assert program("--export=x") == 2
+    assert error_of(capsys) == "unrecognized arguments: --export=x"
+
+
+def test_file_of_flags_is_a_small_file(capsys):
+    os.mkfifo("pipe.yaml")
+    Path("link.yaml").symlink_to("/dev/zero")
+    Path("large.yaml").touch()
+    os.truncate("large.yaml", 2**40)
+    large = "1,099,511,627,776 bytes, more than 1,048,576"
+    for name, fault in (("pipe", "not a file"), ("link", "not a file"), ("large", large)):
+        assert train(f"--config={name}.yaml") == 2
+        assert error_of(capsys) == f"'{name}.yaml' can't be read: {fault}"
+
+
 # Missing and damaged files, each with exit code 1 and a line that names the file
 
 
@@ -96,6 +120,7 @@ WRONG_DATA = {
     "magic": lambda: data_with("t10k-images*", lambda content: b"\1" * len(content)),
     "label": lambda: data_with("train-labels*", lambda content: content[:-1] + b"\x0a"),
     "no text": lambda: ["--dataset=text", "--data_path=none"],
+    "own images": lambda: os.makedirs("photos/cats") or ["--data_path=photos"],
 }
 
 
@@ -105,6 +130,7 @@ def test_wrong_data_end_train_with_1(make, capsys):
     assert train(*argv) == 1
     message = error_of(capsys)
     assert argv[-1].split("=")[1] in message, message
+    assert ("docs/how-to/programs.md#your-own-network-and-data" in message) == (argv == ["--data_path=photos"])
     assert not Path("runs").exists()
 
 
@@ -131,9 +157,18 @@ WRONG_MODELS = {
     "pipe": (lambda: os.mkfifo("model.ckpt") or "model.ckpt", "model.ckpt"),
     "other network": (lambda: saved(nn.Dense(2, 3)), "missing conv1.weight"),
     "other number of classes": (lambda: saved(LeNet5(num_class=5)), "instead of"),
+    "record of other sizes": (
+        lambda: saved(small_gpt()) and record(layers=3),
+        "its 'layers' is 1, and 3 in the file",
+    ),
+    "record of another network": (
+        lambda: saved(LeNet5()) and record(layers=1),
+        "its 'vocab_size' is 0, and 2 in the file",
+    ),
     "record": (lambda: written(b"[]", "model.ckpt.json")[:-5], "is not the record of a model"),
     "record of a size": (lambda: record(layers=10**9), "is not the record of a model"),
     "record with a path": (lambda: record(layers=1, data_path="x"), "is not the record of a model"),
+    "record with a folder": (lambda: record(layers=1, report="x"), "is not the record of a model"),
 }
 
 
@@ -141,6 +176,10 @@ def saved(network):
     """Save a network without a record, and return the path."""
     ms.save_checkpoint(network, "model.ckpt")
     return "model.ckpt"
+
+
+def small_gpt():
+    return GPT(2, context=8, width=8, heads=1, layers=1, tie_weights=True)
 
 
 def record(**sizes):
@@ -209,6 +248,67 @@ def test_data_set_decides_what_is_not_given():
 def test_three_names_of_the_window_are_one_flag():
     for name in ("mini_steps", "accumulate_step", "gradient_accumulation_steps"):
         assert training_flags([f"--{name}=3"]).mini_steps == 3
+
+
+def run_of_a_stranger(**flags):
+    """Write the flags of a run into the folder theirs, with the name of a state."""
+    state = Path("theirs/states/state-00000001.safetensors")
+    state.parent.mkdir(parents=True, exist_ok=True)
+    state.touch()
+    Path("theirs/config.json").write_text(json.dumps({"dataset": "mnist", "data_path": "data", **flags}))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"download": True}, "has the unknown flag 'download'"),
+        ({"output_dir": "mine"}, "has the unknown flag 'output_dir'"),
+        ({"seed": -1}, "must be an int >= 0 and <= 4294967295"),
+        ({"ckpt_path": "mine.ckpt"}, "saves its model outside of 'theirs', to 'mine.ckpt'; if it is yours, give it"),
+        ({"ckpt_path": "theirs/../mine.ckpt"}, "saves its model outside of 'theirs'"),
+        ({"ckpt_path": "theirs/link.ckpt"}, "saves its model outside of 'theirs'"),
+    ],
+    ids=lambda value: " ".join(map(str, *value.items())) if isinstance(value, dict) else "",
+)
+def test_resumed_run_takes_only_what_a_run_saves(flags, message, capsys):
+    run_of_a_stranger(**flags)
+    Path("theirs/link.ckpt").symlink_to("../mine.ckpt")
+    assert train("--resume", "--output_dir=theirs") == 2
+    assert message in error_of(capsys)
+
+
+def test_sizes_of_a_resumed_run_are_those_of_its_state(capsys):
+    run_of_a_stranger(dataset="sentences", data_path=None, context=8, width=8, heads=1, layers=3)
+    network = GPT(len(set(sentences())), context=8, width=8, heads=1, layers=1, tie_weights=True)
+    arrays = {f"network.{each.name}": each.asnumpy() for each in network.get_parameters()}
+    write_arrays("theirs/states/state-00000001.safetensors", arrays, {})
+    Path("theirs/states/state-00000002.safetensors").write_bytes(b"damaged")
+    assert train("--resume", "--output_dir=theirs") == 1
+    assert "state-00000001.safetensors' is of another architecture: its 'layers' is 1, and 3 in" in error_of(capsys)
+
+
+def test_resumed_run_saves_its_model_where_it_did():
+    run_of_a_stranger(ckpt_path="theirs/model.ckpt")
+    resume = ["--resume", "--output_dir=theirs"]
+    assert training_flags(resume).ckpt_path == "theirs/model.ckpt"
+    run_of_a_stranger(ckpt_path="mine.ckpt")
+    assert training_flags([*resume, "--ckpt_path=mine.ckpt"]).ckpt_path == "mine.ckpt"
+
+
+def test_model_is_evaluated_on_the_data_that_it_was_trained_on(capsys):
+    run_of_a_stranger()
+    Path("theirs/model.ckpt.json").write_text('{"model": "lenet5", "dataset": "mnist", "amp": "off"}')
+    flags = ["--ckpt_path=theirs/model.ckpt"]
+    with pytest.raises(FlagError, match="--data_path: for mnist it must be given"):  # the data are not there
+        evaluation_flags(flags)
+    os.mkdir("data")
+    assert evaluation_flags(flags).data_path == "data"
+    assert capsys.readouterr().out == "data_path        data, as in theirs/config.json\n"
+    assert evaluation_flags([*flags, "--data_path=other"]).data_path == "other"
+    for no_run in ('{"dataset": "cifar10", "data_path": "data"}', '{"architectures": ["BertModel"]}'):
+        Path("theirs/config.json").write_text(no_run)
+        with pytest.raises(FlagError, match="must be given"):
+            evaluation_flags(flags)
 
 
 # Before MindSpore is imported

@@ -48,8 +48,33 @@ def test_plot_draws_runs(monkeypatch, capsys):
     capsys.readouterr()
     assert run(plot.main, ["none"]) == 1
     assert error_of(capsys) == "'none/metrics.jsonl': No such file or directory"
-    Path("a/metrics.jsonl").write_text("no metrics\n")
-    assert run(plot.main, ["a"]) == 1 and "'a/metrics.jsonl' does not hold metrics" in error_of(capsys)
+
+
+@pytest.mark.parametrize("line", ["no metrics", "3", "[1]", "null", "[" * 9999])
+def test_line_that_is_no_object_is_named(line, capsys):
+    Path("metrics.jsonl").write_text(f'{{"update": 1, "loss": 1.0}}\n{line}\n')
+    assert run(plot.main, ["."]) == 1
+    assert error_of(capsys) == "'./metrics.jsonl' does not hold metrics: line 2 is not an object of JSON"
+
+
+def test_metrics_are_a_file(capsys):
+    os.mkfifo("metrics.jsonl")
+    assert run(plot.main, ["."]) == 1 and error_of(capsys) == "'./metrics.jsonl': not a file"
+
+
+def test_name_of_a_folder_is_no_formula():
+    os.mkdir("d$x^$")
+    Path("d$x^$/metrics.jsonl").write_text('{"update": 1, "loss": 1.0}\n')
+    assert run(plot.main, ["d$x^$"]) == 0
+
+
+def test_picture_replaces_a_link():
+    """In a stranger's folder it may lead to any file."""
+    Path("mine").write_text("precious")
+    Path("metrics.png").symlink_to("mine")
+    Path("metrics.jsonl").write_text('{"update": 1, "loss": 1.0}\n')
+    assert run(plot.main, ["."]) == 0
+    assert Path("mine").read_text() == "precious" and not Path("metrics.png").is_symlink()
 
 
 class Brightness(nn.Cell):
@@ -72,7 +97,12 @@ def test_report_has_classes_and_a_confusion_matrix(monkeypatch):
     labels = np.array([0, 1, 2, 1, 2], np.int32)
     images = np.ones((5, 1, 4, 4), np.float32) * labels[:, None, None, None]
     test = ms.dataset.NumpySlicesDataset((images, labels), ["image", "label"], shuffle=False).batch(2)
+    os.mkdir("out")
+    Path("mine").write_text("precious")
+    for name in ("report.txt", "confusion_matrix.png"):
+        Path("out", name).symlink_to("../mine")
     assert write_report("out", Brightness(), test) == "out"
+    assert Path("mine").read_text() == "precious"
     text = Path("out/report.txt").read_text()
     assert "precision" in text and text.split("accuracy")[1].split()[:2] == ["0.6000", "5"]
     assert shown[0].confusion_matrix.tolist() == [[1, 0, 0], [0, 2, 0], [2, 0, 0]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -200,6 +201,23 @@ def test_folder_of_another_run_is_not_touched(finished, capsys):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+NAMES = ("config.json", "metrics.jsonl", "gradient_accumulation.ckpt", "gradient_accumulation.ckpt.json", ".lock")
+
+
+@pytest.mark.parametrize("name", [*NAMES, "states"])
+def test_nothing_is_written_through_a_link(name, capsys):
+    """In a stranger's folder it may lead to any file."""
+    os.makedirs("mine/states")
+    os.makedirs("out")
+    for each in NAMES:
+        Path("mine", each).write_text("precious")
+    Path("out", name).symlink_to(f"../mine/{name}")
+    assert train(*QUICK, "--output_dir=out") == 1
+    assert error_of(capsys) == f"'out/{name}': a link, to which nothing is written. Remove it"
+    assert [Path("mine", each).read_text() for each in NAMES] == ["precious"] * len(NAMES)
+    assert os.listdir("out") == [name] and not os.listdir("mine/states")
+
+
 # Disks and streams
 
 
@@ -274,6 +292,8 @@ def test_copied_program_trains_another_network(tmp_path):
         "weight=task.weight": "weight=None",
         ", **facts_of(train)}": "}",
         "metrics=task.metrics": 'metrics={"acc"}',
+        "make_optimizer(args.optimizer, parameters, lr=rate, **options)": "nn.Adam(parameters, 0.05)",
+        "task.title": '"stripes"',
         "task.evaluate(network, test)": "accuracy(*evaluate(network, test))",
         'write_json(f"{folder.model}.json", task.record)': "pass",
     }.items():
@@ -285,3 +305,10 @@ def test_copied_program_trains_another_network(tmp_path):
     out, err = process.communicate(timeout=100)
     assert process.returncode == 0, err
     assert result_of(out)["Accuracy"] > 0.8
+    for line in (
+        "task             stripes",
+        "model            63 parameters, on ",
+        "optimizer        Adam, learning rate at first 0.05",
+    ):
+        assert line in out
+    assert not re.search("lenet|momentum|digits", out, re.IGNORECASE), out

@@ -21,9 +21,11 @@ from mindspore import nn
 from helpers import cross_entropy
 from model_zoo import MLP, LeNet5
 from ms_accum import Checkpointer, GradientAccumulation
+from ms_accum.saving.files import write_bytes
 from ms_accum.saving.model_file import (
     CheckpointError,
     check_path,
+    kinds_in,
     load_model,
     save_model,
 )
@@ -111,6 +113,14 @@ def test_saving_to_a_link_keeps_the_link(tmp_path):
     save_model(small(), tmp_path / "link.ckpt")
     assert (tmp_path / "link.ckpt").is_symlink() and os.listdir(tmp_path / "real") == ["model.bin"]
     load_model(small(), tmp_path / "link.ckpt")
+
+
+def test_other_files_replace_a_link(tmp_path):
+    """In a stranger's folder it may lead to any file."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "config.json").symlink_to(tmp_path / "mine")
+    write_bytes(tmp_path / "config.json", b"{}")
+    assert (tmp_path / "mine").read_text() == "precious" and (tmp_path / "config.json").read_bytes() == b"{}"
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -269,6 +279,36 @@ def test_files_of_other_kinds_are_rejected(write, suffix, tmp_path):
     write(path)
     check_rejected(path)
     assert not os.path.exists("executed")
+
+
+def sparse(path, begin=b""):
+    """Write a file of a tebibyte that takes no room on the disk."""
+    path.write_bytes(begin)
+    os.truncate(path, 2**40)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_files_of_any_size_are_rejected_before_they_are_read(suffix, tmp_path):
+    path = tmp_path / f"bad.{suffix}"
+    sparse(path)
+    check_rejected(path)
+    header = json.dumps({"w": {"dtype": "U8", "shape": [2**40 - 108], "data_offsets": [0, 2**40 - 108]}}).encode()
+    begin = {"ckpt": b"\x0a\x80\x80\x80\x80\x80\x1f", "safetensors": b"\x64" + bytes(7) + header.ljust(100)}
+    sparse(path, begin[suffix])  # one value that fills the file
+    check_rejected(path)
+
+
+def test_type_and_shape_of_each_parameter_are_known_before_it_is_read(tmp_path):
+    network, kinds = nn.Cell(), ("bool_", "int8", "uint16", "float16", "int32", "float32", "int64", "float64")
+    for kind in kinds:
+        network.insert_param_to_cell(kind, ms.Parameter(ms.Tensor(np.ones((2, 3)), getattr(ms, kind)), name=kind))
+    network.insert_param_to_cell("scalar", ms.Parameter(ms.Tensor(1.5, ms.float32), name="scalar"))
+    expected = {parameter.name: (str(parameter.dtype), parameter.shape) for parameter in network.get_parameters()}
+    for suffix in FORMATS:
+        path = tmp_path / f"model.{suffix}"
+        save_model(network, path)
+        assert kinds_in(path) == expected
+        load_model(network, path)
 
 
 def test_another_extension_is_rejected(saved):

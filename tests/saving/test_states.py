@@ -145,6 +145,16 @@ def test_what_was_just_saved_is_never_removed(tmp_path, meddle, keep):
         assert states.find({}).updates == 6
 
 
+def test_lock_that_is_a_link_is_refused(tmp_path):
+    """Filelock before 3.20.1 empties the file to which it leads."""
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "states").mkdir()
+    (tmp_path / "states" / ".lock").symlink_to(tmp_path / "mine")
+    with pytest.raises(OSError, match="a link, to which nothing is written"), Checkpointer(tmp_path / "states"):
+        pass
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
 def test_state_with_a_higher_number_is_named(tmp_path):
     with Checkpointer(tmp_path, every=1) as states:
         save(states, [1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import struct
 
 import numpy as np
@@ -88,6 +89,14 @@ def test_damaged_file_is_rejected_in_one_line(folder, name, content, reason):
     assert len(message.splitlines()) == 1 and message.endswith(
         "Download MNIST, for example with 'train.py --download --data_path FOLDER'."
     )
+
+
+def test_file_of_any_size_is_rejected_before_it_is_read(folder):
+    path = folder / "train" / LABELS
+    path.write_bytes(struct.pack(">2I", 2049, 2**32 - 1))
+    os.truncate(path, 8 + 2**32 - 1)  # sparse, with as many labels as its header says
+    with pytest.raises(DataError, match=r"at least one, at most 1,000,000, but got 4294967295 bytes"):
+        create_dataset(folder, 16, usage="train")
 
 
 def test_every_truncation_is_rejected(tmp_path):

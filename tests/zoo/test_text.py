@@ -120,6 +120,39 @@ def test_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
         create_text_dataset(tmp_path, 2)
 
 
+def sparse(path):
+    path.touch()
+    os.truncate(path, 2**30 + 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, r"b\.txt' is not a file"),
+        (sparse, r"b\.txt' has 1,073,741,825 bytes, more than 1,073,741,"),
+        (lambda path: path.symlink_to("/dev/zero"), r"b\.txt' is a link, which may lead out of"),
+        (lambda path: path.symlink_to("a.txt"), r"b\.txt' is a link"),
+        (lambda path: path.with_name("part").symlink_to(path.parent.parent), "part' is a link"),
+    ],
+    ids=["pipe", "large", "device", "file", "folder"],
+)
+def test_only_files_of_the_folder_are_read(tmp_path, make, message):
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.txt").write_text(TEXT)
+    make(folder / "b.txt")
+    with pytest.raises(DataError, match=message):
+        create_text_dataset(folder, 2, context=8)
+
+
+def test_text_that_is_named_may_be_a_link(file, tmp_path):
+    (tmp_path / "link").symlink_to(file)
+    (tmp_path / "pipe").symlink_to("/dev/zero")
+    assert create_text_dataset(tmp_path / "link", 2, context=8).get_dataset_size()
+    with pytest.raises(DataError, match="pipe' is not a file"):
+        create_text_dataset(tmp_path / "pipe", 2)
+
+
 def test_missing_texts_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="no'"):
         create_text_dataset(tmp_path / "no")
