@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .layers import freeze_batch_norm as freeze_batch_norm
     from .layers import replace_dropout as replace_dropout
     from .loss.terms import Terms as Terms
+    from .loss.terms import window_factors as window_factors
     from .micro_batch_size import MicroBatch as MicroBatch
     from .micro_batch_size import find_micro_batch_size as find_micro_batch_size
     from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
@@ -84,6 +85,7 @@ _MODULES = {
     "tune_cpu": "network.runtime",
     "updates_per_epoch": "training.sizes",
     "verify": "verification",
+    "window_factors": "loss.terms",
 }
 __all__ = list(_MODULES)
 

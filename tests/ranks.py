@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import mindspore as ms
@@ -127,6 +128,29 @@ def functional(group, mini_steps):
     accumulator.flush()
     parameters = [array.tolist() for array in values(optimizer.parameters)]
     return {"parameters": parameters, "digest": digest(optimizer.parameters), "updates": int(accumulator.updates)}
+
+
+def reduced_already(group):
+    """What an Accumulator warns of, with own gradients, and with those that MindSpore has averaged over the ranks."""
+    seen = []
+    for reduces in (False, True):
+        network, loss_fn = network_of(), cross_entropy()
+        optimizer = nn.SGD(network.trainable_params(), 0.05)
+        accumulator = Accumulator(optimizer, 2, reduction="mean", network=network)
+        reduce = nn.DistributedGradReducer(optimizer.parameters)
+
+        def forward(x, y, network=network, loss_fn=loss_fn):
+            return loss_fn(network(x), y)
+
+        for x, y in own_data(group)[:4]:
+            gradients = ms.grad(forward, None, optimizer.parameters)(x, y)
+            accumulator(reduce(gradients) if reduces else gradients, x.shape[0])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            accumulator.flush()
+            accumulator.flush()
+        seen.append([str(warning.message) for warning in caught])
+    return seen
 
 
 def own_weights(group):
@@ -326,6 +350,7 @@ def sharded(group):
 def run_scenarios(group):
     return {
         "mean 3": trained(group),
+        "reduced": on_host(reduced_already, group),
         "own weights": own_weights(group),
         "flushed": on_host(flushed, group),
         "tails": on_host(stopped_at_tails, group),

@@ -54,6 +54,12 @@ def test_ranks_train_like_one_process(at_end):
     assert all(not rank["mean 3"]["records"] for rank in at_end[0][1:])
 
 
+def test_gradients_that_were_summed_already_are_warned_of(at_end):
+    for own, averaged in (rank["reduced"] for rank in at_end[0]):
+        assert own == [] and len(averaged) == 1
+        assert "all ranks add the same gradients" in averaged[0] and "nn.DistributedGradReducer" in averaged[0]
+
+
 def test_all_ranks_start_from_the_weights_of_rank_0(at_end):
     results = [rank["own weights"] for rank in at_end[0]]
     for cell in (0, 1):
