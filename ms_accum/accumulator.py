@@ -284,8 +284,8 @@ class Accumulator:
         """Warn, once, if the ranks have added the same gradient, of which these are the squares."""
         if not self._is_reduction_checked and squares[0] and (squares == squares[0]).all():
             _check.warn(
-                f"For '{_OWNER}', all ranks add the same gradients. If something has summed them over the ranks before, "
-                "such as nn.DistributedGradReducer, leave it out: updates are too large. Else all have the same data."
+                f"For '{_OWNER}', all ranks add the same gradients. If something has summed them over the ranks, as "
+                "nn.DistributedGradReducer does, leave it out: updates are too large. Otherwise all have the same data."
             )
         self._is_reduction_checked = True
 
