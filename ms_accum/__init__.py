@@ -44,6 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .training.model_callbacks import SaveStates as SaveStates
     from .training.sizes import split_batch as split_batch
     from .training.sizes import updates_per_epoch as updates_per_epoch
+    from .training.token_batches import TokenBatches as TokenBatches
     from .verification import Verification as Verification
     from .verification import verify as verify
 
@@ -66,6 +67,7 @@ _MODULES = {
     "SaveStates": "training.model_callbacks",
     "Stopped": "saving.checkpointer",
     "Terms": "loss.terms",
+    "TokenBatches": "training.token_batches",
     "TrainClear": "engine.cells",
     "TrainForwardBackward": "engine.cells",
     "TrainOptim": "engine.cells",

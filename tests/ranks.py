@@ -153,6 +153,28 @@ def reduced_already(group):
     return seen
 
 
+WEIGHT = 40  # of a window of all ranks
+OWN_ROWS = ([8, 3, 5, 8], [2, 2, 8, 3, 3, 8, 5, 2, 2, 5])
+
+
+def by_weight(group):
+    """Windows that are full with a number of rows: ranks read different numbers of micro-batches for each."""
+    data, folder = batches(np.random.RandomState(group.rank), OWN_ROWS[group.rank]), Path(sys.argv[1]) / "by weight"
+    whole, first, resumed = (driver_of(network_of()) for _ in range(3))
+    records = train(whole, data, None, window_weight=WEIGHT)
+    stop = (lambda: first.updates == 1) if group.rank == 1 else None
+    with contextlib.suppress(Stopped):
+        train(first, data, None, window_weight=WEIGHT, checkpointer=Checkpointer(folder, stop=stop))
+    total([0], group)  # no rank looks for the state before it is saved
+    train(resumed, data, None, window_weight=WEIGHT, checkpointer=Checkpointer(folder, keep=2, resume="auto"))
+    return {
+        **final_state_of(whole),
+        "samples": [record.samples for record in records],
+        "updates": [first.updates, whole.updates, resumed.updates],
+        "resumed": final_state_of(resumed)["digest"],
+    }
+
+
 def own_weights(group):
     """The Cells and the Accumulator, of networks that each rank has made for itself."""
     digests = []
@@ -351,6 +373,7 @@ def run_scenarios(group):
     return {
         "mean 3": trained(group),
         "reduced": on_host(reduced_already, group),
+        "by weight": on_host(by_weight, group),
         "own weights": own_weights(group),
         "flushed": on_host(flushed, group),
         "tails": on_host(stopped_at_tails, group),

@@ -45,8 +45,8 @@ class Shared(NamedTuple):
     """The largest number on one rank."""
     ranks: int
     """The number of ranks that have a window."""
-    batches: int
-    """The largest number of batches of the epoch that one rank has read."""
+    batches: Sequence[int]
+    """The number of batches of the epoch that each rank has read."""
     requests: Sequence[float]
     """The requests to stop and to save, summed over the ranks."""
     empty: int
@@ -76,13 +76,13 @@ def shared(
     divisors = summed([part.divisors for part in parts], size, None)
     samples, empty = sum(part.columns[0].shape[0] for part in parts), len(counted) - len(parts)
     if group is None:
-        return Shared(parts, divisors, samples, len(parts), len(parts), 1, batches, requests, empty)
+        return Shared(parts, divisors, samples, len(parts), len(parts), 1, [batches], requests, empty)
     own = np.array([*divisors, samples, len(parts), micro_batches is not None, batches, *requests], np.float64)
     of_ranks = gather_numbers(own, group)
     sums = of_ranks.sum(0)
     samples, number, ranks, _, *requests = sums[size:].tolist()
-    _, longest, _, batches, *_ = of_ranks.max(0)[size:].astype(int).tolist()
-    return Shared(parts, sums[:size], int(samples), int(number), longest, int(ranks), batches, requests, empty)
+    _, numbers, _, read, *_ = of_ranks.T[size:].astype(int).tolist()
+    return Shared(parts, sums[:size], int(samples), int(number), max(numbers), int(ranks), read, requests, empty)
 
 
 def without(window: Shared, left_out: Collection[int], group: Group | None) -> Shared | None:
