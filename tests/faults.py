@@ -63,19 +63,17 @@ FAULTS = {
         "engine/window.py", "weight is None or self.weight_in_loss else", "weight is None else", programs("driver")
     ),
     # Where a window ends
-    "one late": Fault(
-        "training/sizes.py", "return micro_batches >= window", "return micro_batches > window", programs("driver")
-    ),
+    "one late": Fault("training/sizes.py", "return amount >= window", "return amount > window", programs("driver")),
     "one early": Fault(
         "training/sizes.py",
-        "return micro_batches >= window",
-        "return micro_batches >= window - (window > 2)",
+        "return amount >= window",
+        "return amount >= window - (window > 2)",
         programs("driver"),
     ),
     "the first micro-batch of a window asks for no new size": Fault(
         "training/windows.py",
-        "                    yield self._taken()\n                    size = None\n",
-        "                    yield self._taken()\n",
+        "                    size, amount = None, 0\n",
+        "                    amount = 0\n",
         programs("driver"),
     ),
     "sizes by update begin one late": Fault(
@@ -1131,6 +1129,55 @@ FAULTS = {
         "settings = optimizer.param_groups[group]",
         "settings = optimizer.param_groups[0]",
         "test_native.py::test_trains_like_mindspore",
+    ),
+    # Micro-batches by tokens, and windows by what they count
+    "the rest of an epoch is not packed": Fault(
+        "training/token_batches.py",
+        "    while rest:\n",
+        "    while len(rest) > 1:\n",
+        "training/test_token_batches.py::test_each_sample_is_in_one_micro_batch_of_few_shapes",
+    ),
+    "labels are padded like tokens": Fault(
+        "training/token_batches.py",
+        "self._pads[number], samples[0]",
+        "self._pads[0], samples[0]",
+        "training/test_token_batches.py::test_each_sample_is_in_one_micro_batch_of_few_shapes",
+    ),
+    "each epoch is shuffled alike": Fault(
+        "training/token_batches.py",
+        "[self._seed, self.next_epoch]",
+        "[self._seed, 0]",
+        "training/test_token_batches.py::test_each_sample_is_in_one_micro_batch_of_few_shapes",
+    ),
+    "shapes of equal steps": Fault(
+        "training/token_batches.py",
+        "better = found < fewest[1:]",
+        "better = found < 0 * fewest[1:]",
+        "training/test_token_batches.py::test_shapes_need_the_fewest_positions",
+    ),
+    "a carried tail counts for nothing": Fault(
+        "training/windows.py",
+        "size, amount = None, sum(map(self._weight, self._waiting))",
+        "size, amount = None, 0",
+        "training/test_token_batches.py::test_carried_tail_counts_for_the_next_window",
+    ),
+    "the weights of windows add up": Fault(
+        "training/windows.py",
+        "                    size, amount = None, 0\n",
+        "                    size = None\n",
+        "training/test_token_batches.py::test_windows_end_when_they_count_for_a_number",
+    ),
+    "each rank fills the whole window": Fault(
+        "training/sizes.py",
+        "self._part = self._weight / ranks",
+        "self._part = self._weight",
+        "ranks/test_group.py::test_each_rank_fills_its_part_of_a_window_by_weight",
+    ),
+    "each rank resumes where the furthest one was": Fault(
+        "training/run.py",
+        "reading.batches = reading.of_ranks[self._group.rank]",
+        "pass",
+        "ranks/test_group.py::test_each_rank_fills_its_part_of_a_window_by_weight",
     ),
     # Other engines, and groups that are not all ranks
     "factors forget what the engine divides by": Fault(

@@ -154,7 +154,7 @@ def reduced_already(group):
 
 
 WEIGHT = 40  # of a window of all ranks
-OWN_ROWS = ([8, 3, 5, 8], [2, 2, 8, 3, 3, 8, 5, 2, 2, 5])
+OWN_ROWS = ([8, 3, 5, 8, 8, 3, 8, 5], [2, 2, 8, 3, 3, 8, 5, 2, 2, 5])
 
 
 def by_weight(group):
@@ -162,7 +162,7 @@ def by_weight(group):
     data, folder = batches(np.random.RandomState(group.rank), OWN_ROWS[group.rank]), Path(sys.argv[1]) / "by weight"
     whole, first, resumed = (driver_of(network_of()) for _ in range(3))
     records = train(whole, data, None, window_weight=WEIGHT)
-    stop = (lambda: first.updates == 1) if group.rank == 1 else None
+    stop = (lambda: True) if group.rank == 1 else None
     with contextlib.suppress(Stopped):
         train(first, data, None, window_weight=WEIGHT, checkpointer=Checkpointer(folder, stop=stop))
     total([0], group)  # no rank looks for the state before it is saved

@@ -56,7 +56,7 @@ def test_ranks_train_like_one_process(at_end):
 
 @pytest.mark.host
 def test_each_rank_fills_its_part_of_a_window_by_weight(at_end):
-    """Also after a stop, where the ranks had read 2 and 5 micro-batches."""
+    """Also after a stop, where the ranks had read 4 and 6 micro-batches."""
     result, windows = same(at_end, "by weight"), []
     for rank, rows in enumerate(program.OWN_ROWS):
         data, windows_of_rank = batches(np.random.RandomState(rank), rows), [[]]
@@ -184,7 +184,7 @@ def test_one_process_resumes_from_a_state_of_several_ranks(at_end):
 
 
 def test_group_of_a_process_without_launcher_is_single():
-    assert own_group() == (0, 1)
+    assert own_group() == (0, 1, None)
     assert total([3, 4], own_group()) == total([3, 4], None) == [3, 4]
     assert group_of("test", own_group()) is group_of("test", "auto") is None
 
@@ -194,7 +194,7 @@ def test_process_of_several_without_a_group_is_rejected(variable, monkeypatch):
     """A rank table or mpirun started it; such processes would write the same files."""
     for size in ("1", "", "x"):
         monkeypatch.setenv(variable, size)
-        assert own_group() == (0, 1)
+        assert own_group() == (0, 1, None)
     monkeypatch.setenv(variable, "2")
     with pytest.raises(RuntimeError, match=f"one of 2 .{variable}. must join .* msrun.*unset {variable}"):
         own_group()
