@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .layers import freeze_batch_norm as freeze_batch_norm
     from .layers import replace_dropout as replace_dropout
     from .loss.terms import Terms as Terms
+    from .loss.terms import window_factors as window_factors
     from .micro_batch_size import MicroBatch as MicroBatch
     from .micro_batch_size import find_micro_batch_size as find_micro_batch_size
     from .model_step import AccumulatedTrainStep as AccumulatedTrainStep
@@ -43,6 +44,7 @@ if TYPE_CHECKING:  # for type checkers and editors
     from .training.model_callbacks import SaveStates as SaveStates
     from .training.sizes import split_batch as split_batch
     from .training.sizes import updates_per_epoch as updates_per_epoch
+    from .training.token_batches import TokenBatches as TokenBatches
     from .verification import Verification as Verification
     from .verification import verify as verify
 
@@ -65,6 +67,7 @@ _MODULES = {
     "SaveStates": "training.model_callbacks",
     "Stopped": "saving.checkpointer",
     "Terms": "loss.terms",
+    "TokenBatches": "training.token_batches",
     "TrainClear": "engine.cells",
     "TrainForwardBackward": "engine.cells",
     "TrainOptim": "engine.cells",
@@ -84,6 +87,7 @@ _MODULES = {
     "tune_cpu": "network.runtime",
     "updates_per_epoch": "training.sizes",
     "verify": "verification",
+    "window_factors": "loss.terms",
 }
 __all__ = list(_MODULES)
 

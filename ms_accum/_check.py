@@ -10,7 +10,7 @@ import warnings
 from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn
 
-_INSIDE = ("ms_accum", "contextlib")
+_INSIDE = ("ms_accum", "contextlib", "importlib")
 _MAX_LENGTH = 200
 _HEADING = re.compile(r"- .*:$|- C\+\+ Call Stack|- The ")
 LINE = 2000

@@ -155,7 +155,11 @@ class Accumulator:
         self._outside = _Outside()
         self._through_branch = branch(config.compiles)
         self._add_outside, self._end_outside = _Add(self), _End(self)
-        self._is_gradient_checked = False
+        self._is_gradient_checked = self._is_reduction_checked = False
+        # The square of a gradient that depends on the data: that of a matrix, of which biases may be independent.
+        matrices = [number for number, each in enumerate(self._parameters) if each.ndim > 1]
+        self._sample = matrices[-1] if matrices else 0
+        self._square = None if self.group is None else untrained(f"{name}.square", 0.0, ms.float32)
 
     def __call__(self, grads: tuple, weight: Tensor | None = None) -> Any:
         if call(self._outside, ()) and self._compiles:
@@ -167,6 +171,8 @@ class Accumulator:
     def add(self, gradients: tuple, weight: Tensor | None) -> Tensor:
         """Add a micro-batch whose gradients have been checked, and end the window if it is full. For `__call__`."""
         window = self._window
+        if self._square is not None:
+            ops.assign(self._square, ops.sum(ops.square(ops.cast(gradients[self._sample], ms.float32))))
         # By index: MindSpore warns about a result that a graph takes and does not use.
         left = window.leave_out(gradients, weight)
         weight, kept_factor = left[0], left[1]
@@ -258,20 +264,30 @@ class Accumulator:
     def _is_open_on_a_rank(self) -> bool:
         """Return whether there is a micro-batch in the open window, which is the same one on all ranks."""
         held, windows = int(self.micro_batches), int(self.updates) + int(self.skipped)
-        if self.group is None:
+        if self.group is None or self._square is None:
             return held > 0
         try:
-            of_ranks = gather_numbers(np.array([held, windows]), self.group)
+            of_ranks = gather_numbers(np.array([held, windows, float(self._square)]), self.group)
         except RuntimeError as error:
             reason = "another rank did not take part. Call the Accumulator and 'flush' equally often on all ranks"
             raise RuntimeError(f"For 'flush', {reason}.") from error
-        held_by_ranks, windows_of_ranks = of_ranks.astype(int).T
+        self._warn_if_reduced(of_ranks[:, 2])
+        held_by_ranks, windows_of_ranks = of_ranks[:, :2].astype(int).T
         if len({*windows_of_ranks}) > 1:
             raise RuntimeError(
                 "For 'Accumulator', all ranks must call it the same number of times, but they have ended "
                 f"{', '.join(map(str, windows_of_ranks))} windows. Give them equally many micro-batches."
             )
         return bool(held_by_ranks.any())
+
+    def _warn_if_reduced(self, squares: np.ndarray) -> None:
+        """Warn, once, if the ranks have added the same gradient, of which these are the squares."""
+        if not self._is_reduction_checked and squares[0] and (squares == squares[0]).all():
+            _check.warn(
+                f"For '{_OWNER}', all ranks add the same gradients. If something has summed them over the ranks, as "
+                "nn.DistributedGradReducer does, leave it out: updates are too large. Otherwise all have the same data."
+            )
+        self._is_reduction_checked = True
 
     def clear(self) -> None:
         """Discard an open window. Call it outside the compiled step."""

@@ -24,7 +24,7 @@ from .training.data import Data
 from .training.evaluation import evaluation_of
 from .training.progress import progress
 from .training.run import SAME_ON_ALL, Plan, Run, arguments_equal_on_ranks, epochs_of
-from .training.sizes import TAILS, Sizes, planned, sizes_of, warn_if_never_full
+from .training.sizes import TAILS, ByWeight, Sizes, planned, sizes_of, warn_if_never_full
 from .training.step import ShowsWindows, Step
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ class GradientAccumulation(ShowsWindows):
         mini_steps: int | Mapping[int, int] | Callable[[int], int] | None = None,
         *,
         micro_batch_size: int | None = None,
+        window_weight: float | None = None,
         report: Callback | Sequence[Callback] | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
         valid_dataset: Dataset | Iterable[Any] | None = None,
@@ -147,6 +148,10 @@ class GradientAccumulation(ShowsWindows):
                 count its calls. Default: ``None``, `micro_batch_size` is given.
             micro_batch_size (Optional[int]): instead of `mini_steps`, the rows of a micro-batch: each batch of the
                 dataset is a window and is split. Default: ``None``.
+            window_weight (Optional[float]): instead of `mini_steps`, what a window counts for: it ends with the
+                micro-batch with which its weights reach this number, such as 32768 tokens with a `weight` that counts
+                them (of several terms, the first counts). With several ranks each fills an equal part of it. How many
+                updates there will be is then unknown. Default: ``None``.
 
         Args: Progress
             report (Union[None, Callback, Sequence[Callback]]): shows progress, on rank 0 only. Default: ``None``, a
@@ -186,26 +191,32 @@ class GradientAccumulation(ShowsWindows):
             CheckpointError: If the state to resume can't be read, or belongs to another run.
             Stopped: If the `checkpointer` received a request to stop; the state is saved.
         """
-        step, sizes = self._step, None
+        step = self._step
+        sizes: Sizes | ByWeight | None = None
         epochs = epochs_of(epoch, initial_epoch)
         if max_updates is not None:
             _check.positive_int("train_process", "max_updates", max_updates)
-        if (mini_steps is None) == (micro_batch_size is None):
+        ways = {"mini_steps": mini_steps, "micro_batch_size": micro_batch_size, "window_weight": window_weight}
+        if sum(value is not None for value in ways.values()) != 1:
+            given = " and ".join(f"{name}={value}" for name, value in ways.items() if value is not None) or "none"
             raise ValueError(
-                f"For 'train_process', one of 'mini_steps' and 'micro_batch_size' must be given, but got {mini_steps} "
-                f"and {micro_batch_size}. Give 'mini_steps' if the dataset yields micro-batches."
+                "For 'train_process', one of 'mini_steps', 'micro_batch_size' and 'window_weight' must be given, but "
+                f"got {given}. Give 'mini_steps' if the dataset yields micro-batches."
             )
         if micro_batch_size is not None:
             micro_batch_size = _check.positive_int("train_process", "micro_batch_size", micro_batch_size)
-        else:
+        elif mini_steps is not None:
             sizes = sizes_of("train_process", "mini_steps", mini_steps)
+        else:
+            ranks = self._group.size if self._group else 1
+            sizes = ByWeight("train_process", "window_weight", window_weight, ranks)
         self._check_waiting(sizes, checkpointer)
         batches = Data(train_dataset).batches
         now = {"open_micro_batches": self.micro_batches, "updates": self.updates}
         updates = planned("train_process", batches, sizes, self._tail, epochs, **now)  # a resumed run may have another
         if is_first(self._group):
             warn_if_rate_vanishes("train_process", step.scheduler, updates)
-            if sizes is not None and batches is not None:
+            if isinstance(sizes, Sizes) and batches is not None:
                 if max_updates is None:
                     planned_updates = partial(int, updates or 0)
                     warn_if_rates_are_of_micro_batches(
@@ -238,7 +249,7 @@ class GradientAccumulation(ShowsWindows):
         self._settings_of_waiting = sizes and sizes.settings
         Run(self._network, step, self._waiting, plan).train()
 
-    def _check_waiting(self, sizes: Sizes | None, checkpointer: Checkpointer | None) -> None:
+    def _check_waiting(self, sizes: Sizes | ByWeight | None, checkpointer: Checkpointer | None) -> None:
         """Clear what an earlier call left over, or raise an error if this call can't continue it."""
         if self._tail != "carry":
             self._waiting.clear()

@@ -181,8 +181,7 @@ def download(args: argparse.Namespace) -> None:
 def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group: Group | None, **options: Any) -> Any:
     """Return a data set; an argument that does not fit it, such as a batch larger than it, is that of a flag."""
     if usage != "test":
-        rank, size = group or (0, 1)
-        options.update(seed=args.seed, num_shards=size, shard_id=rank)
+        options.update(seed=args.seed, num_shards=group.size if group else 1, shard_id=group.rank if group else 0)
     try:
         return create(args.data_path, rows, usage=usage, **options)
     except FileNotFoundError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import mindspore as ms
@@ -127,6 +128,51 @@ def functional(group, mini_steps):
     accumulator.flush()
     parameters = [array.tolist() for array in values(optimizer.parameters)]
     return {"parameters": parameters, "digest": digest(optimizer.parameters), "updates": int(accumulator.updates)}
+
+
+def reduced_already(group):
+    """What an Accumulator warns of, with own gradients, and with those that MindSpore has averaged over the ranks."""
+    seen = []
+    for reduces in (False, True):
+        network, loss_fn = network_of(), cross_entropy()
+        optimizer = nn.SGD(network.trainable_params(), 0.05)
+        accumulator = Accumulator(optimizer, 2, reduction="mean", network=network)
+        reduce = nn.DistributedGradReducer(optimizer.parameters)
+
+        def forward(x, y, network=network, loss_fn=loss_fn):
+            return loss_fn(network(x), y)
+
+        for x, y in own_data(group)[:4]:
+            gradients = ms.grad(forward, None, optimizer.parameters)(x, y)
+            accumulator(reduce(gradients) if reduces else gradients, x.shape[0])
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            accumulator.flush()
+            accumulator.flush()
+        seen.append([str(warning.message) for warning in caught])
+    return seen
+
+
+WEIGHT = 40  # of a window of all ranks
+OWN_ROWS = ([8, 3, 5, 8, 8, 3, 8, 5], [2, 2, 8, 3, 3, 8, 5, 2, 2, 5])
+
+
+def by_weight(group):
+    """Windows that are full with a number of rows: ranks read different numbers of micro-batches for each."""
+    data, folder = batches(np.random.RandomState(group.rank), OWN_ROWS[group.rank]), Path(sys.argv[1]) / "by weight"
+    whole, first, resumed = (driver_of(network_of()) for _ in range(3))
+    records = train(whole, data, None, window_weight=WEIGHT)
+    stop = (lambda: True) if group.rank == 1 else None
+    with contextlib.suppress(Stopped):
+        train(first, data, None, window_weight=WEIGHT, checkpointer=Checkpointer(folder, stop=stop))
+    total([0], group)  # no rank looks for the state before it is saved
+    train(resumed, data, None, window_weight=WEIGHT, checkpointer=Checkpointer(folder, keep=2, resume="auto"))
+    return {
+        **final_state_of(whole),
+        "samples": [record.samples for record in records],
+        "updates": [first.updates, whole.updates, resumed.updates],
+        "resumed": final_state_of(resumed)["digest"],
+    }
 
 
 def own_weights(group):
@@ -326,6 +372,8 @@ def sharded(group):
 def run_scenarios(group):
     return {
         "mean 3": trained(group),
+        "reduced": on_host(reduced_already, group),
+        "by weight": on_host(by_weight, group),
         "own weights": own_weights(group),
         "flushed": on_host(flushed, group),
         "tails": on_host(stopped_at_tails, group),

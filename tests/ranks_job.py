@@ -28,5 +28,5 @@ if __name__ == "__main__":
     group = own_group()
     rooms = {"at the end": ranks, "in step": ranks_in_step, "apart": ranks_apart, "in model": ranks_in_model}
     rooms |= {"coupled": ranks_coupled, "agreement": ranks_agreement, "terms": ranks_terms}
-    seen = {"rank": list(group), **{name: room.run_scenarios(group) for name, room in rooms.items()}}
+    seen = {"rank": [group.rank, group.size], **{name: room.run_scenarios(group) for name, room in rooms.items()}}
     (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")

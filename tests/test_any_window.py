@@ -69,21 +69,27 @@ def test_random_programs_match_the_simulator_in_graph_mode(way, tmp_path):
     check_seeds(way, fresh(MORE_COMPILED), tmp_path, compiled=True)
 
 
-def run_on_ranks(ranks, first, count, folder):
+def run_on_ranks(ranks, first, count, folder, groups=1):
     """Run the programs of these seeds on several ranks, in one job; see ranks_any_window.py."""
     job = Path(__file__).with_name("ranks_any_window.py")
-    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs", job, first, count]
+    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs", job, first, count, groups]
     environment = {**os.environ, "PYTHONPATH": str(job.parents[1]), "MS_JIT": "0"}
     done = subprocess.run(
         list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    assert json.loads((folder / "ran.json").read_text()) == count
+    assert [json.loads((folder / f"ran{number}.json").read_text()) for number in range(groups)] == [count] * groups
 
 
 @pytest.mark.several
 def test_random_programs_on_two_ranks_match_the_simulator(tmp_path):
     run_on_ranks(2, *ON_RANKS, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.several
+def test_random_programs_in_two_groups_match_the_simulator(tmp_path):
+    run_on_ranks(4, *ON_RANKS, tmp_path, groups=2)
 
 
 @pytest.mark.slow

@@ -404,13 +404,6 @@ def test_invalid_network_or_optimizer_is_rejected():
         ((1.5,), {"mini_steps": 2}, TypeError, "'epoch' must be an int >= 1, but got 1.5"),
         ((1,), {"mini_steps": 0}, ValueError, "'mini_steps' must be an int >= 1, but got 0"),
         ((1,), {"micro_batch_size": 0}, ValueError, "'micro_batch_size' must be an int >= 1, but got 0"),
-        ((1,), {}, ValueError, "one of 'mini_steps' and 'micro_batch_size' must be given, but got None and None"),
-        (
-            (1,),
-            {"mini_steps": 2, "micro_batch_size": 4},
-            ValueError,
-            "one of 'mini_steps' and 'micro_batch_size' must be given, but got 2 and 4",
-        ),
     ],
 )
 def test_invalid_train_process_arguments(arguments, options, error, match):

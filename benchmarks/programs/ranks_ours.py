@@ -74,7 +74,7 @@ class Rank:
 
     def _window(self, window: int, batch: int) -> list[Any]:
         """Return this rank's window: the ranks' windows together are that of one process."""
-        rank, ranks = self.group or (0, 1)
+        rank, ranks = (self.group.rank, self.group.size) if self.group else (0, 1)
         return networks_ms.tensors(micro_batches(self._name, batch, window * ranks)[rank::ranks])
 
     def _memory(self, way: str) -> dict[str, float]:

@@ -48,7 +48,7 @@ def _count_labels(options: Options, data: Tensor, *labels: Tensor) -> float:
     """Return the number of labels that are not ignored, or the sum of their class weights."""
     if not labels:
         return row_count(data)
-    array = labels[0].asnumpy()
+    array = labels[0] if isinstance(labels[0], np.ndarray) else labels[0].asnumpy()
     if not np.issubdtype(array.dtype, np.integer):
         if array.ndim < 2:
             rule = f"integer labels, or a distribution over the classes, not {array.dtype}"

@@ -77,7 +77,7 @@ class Objective:
         self._additivity: AdditivityCheck | None = None  # until it has a result
         if checks:  # in a Cell of its own, because labels of a part may number more rows than it has
             forward = network if loss_fn is None else WithLoss(network, loss_fn)
-            self._additivity = AdditivityCheck(owner, forward, lambda columns: self.divisors(columns)[0])
+            self._additivity = AdditivityCheck(owner, forward, self.weight_of)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -109,6 +109,10 @@ class Objective:
     def divisors(self, columns: tuple) -> tuple[float, ...]:
         """Return what each term of a micro-batch's loss is divided by; of a loss that is one, its weight."""
         return (self.weight.of(columns),) if self.terms is None else self.terms.counted(columns)
+
+    def weight_of(self, columns: tuple) -> float:
+        """Return what a micro-batch counts for in the first term of its loss."""
+        return self.divisors(columns)[0]
 
     def warn(self, *, training: bool = False) -> None:
         """Warn about layers and losses for which a window of several micro-batches differs from one large batch.

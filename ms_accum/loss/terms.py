@@ -1,4 +1,4 @@
-"""A loss of several terms, each a mean over a number of its own, such as tokens for one and rows for another."""
+"""What micro-batches count for in a window, and a loss of several terms, each a mean over a number of its own."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mindspore import Tensor, nn, ops
 
 from .. import _check
 from ..network.compiled import call
-from ..ranks.group import Group, gather_numbers
+from ..ranks.group import AUTO, Group, gather_numbers, group_of
 from .columns import amount_of
 from .known_losses import as_number, divisor_of, loss_reduction, runnable
 
+_WINDOW = "a list of the columns of each micro-batch"
 _COUNTS = "'rows', 'elements', a number > 0, one of MindSpore's losses, or a function of the columns"
 
 
@@ -114,14 +115,22 @@ class Terms:
         Raises:
             ValueError: If the window is empty.
         """
-        window = window if isinstance(window, Tensor) else list(window)
-        if not len(window) or not all(isinstance(columns, (tuple, list)) for columns in window):
-            rule, got = "a list of the columns of each micro-batch", type(window).__name__ if len(window) else "[]"
-            _check.raise_invalid(ValueError, self._owner, "window", rule, got)
-        rows = [self.counted(tuple(columns)) for columns in window]
-        sums = summed(rows, len(self.names), self._group)
-        scales = self.coefficients(updates) / np.where(sums > 0, sums, 1.0)
-        return [(Tensor(scales * row, ms.float32), tuple(divisor > 0 for divisor in row)) for row in rows]
+        divisors, factors = self.numbers(window, updates)
+        if not divisors:
+            _check.raise_invalid(ValueError, self._owner, "window", _WINDOW, "[]")
+        counts = [tuple(divisor > 0 for divisor in row) for row in divisors]
+        return [(Tensor(row, ms.float32), counted) for row, counted in zip(factors, counts)]
+
+    def numbers(self, window: Sequence[tuple], updates: int) -> tuple[list[tuple[float, ...]], np.ndarray]:
+        """Return for each micro-batch of a window what its terms are divided by, and their factors."""
+        if not isinstance(window, (tuple, list)):
+            _check.raise_invalid(TypeError, self._owner, "window", _WINDOW, type(window).__name__)
+        other = next((each for each in window if not isinstance(each, (tuple, list))), None)
+        if other is not None:
+            _check.raise_invalid(TypeError, self._owner, "window", _WINDOW, f"one of {type(other).__name__}")
+        divisors = [self.counted(tuple(columns)) for columns in window]
+        sums = summed(divisors, len(self.names), self._group)
+        return divisors, self.coefficients(updates) * shares(divisors, sums)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -175,6 +184,78 @@ def summed(rows: Sequence[tuple[float, ...]], size: int, group: Group | None) ->
     """Return the sums of `size` numbers over rows and ranks, in float64."""
     own = np.array([np.zeros(size), *rows], np.float64).sum(0)
     return own if group is None else gather_numbers(own, group).sum(0)
+
+
+def shares(divisors: Sequence[Sequence[float]], sums: np.ndarray) -> np.ndarray:
+    """Return for each micro-batch its part of what each term counts in the window, 0 of what counts nothing in it.
+
+    Args:
+        divisors (Sequence): what each counts for in each term.
+        sums (ndarray): the sums of these over the window, on all ranks.
+    """
+    return np.array(divisors, np.float64).reshape(-1, len(sums)) / np.where(sums > 0, sums, 1.0)
+
+
+def window_factors(
+    window: Sequence[tuple],
+    weight: float | str | Callable | Mapping[str, float | Callable] | None = None,
+    *,
+    coefficients: Mapping[str, float | Callable] | None = None,
+    updates: int = 0,
+    group: Group | str | None = AUTO,
+    times: float = 1.0,
+) -> list[Any]:
+    """Return for each micro-batch of a window the factor of its mean loss, for training with another engine.
+
+    Multiply each micro-batch's mean loss by its factor before the backward pass, and let the engine add the gradients:
+    the sum is the gradient of the mean loss over the whole window, on all ranks. The factors are those with which
+    `GradientAccumulation` trains.
+
+    Args:
+        window (Sequence[tuple]): the columns of this rank's micro-batches, tensors or arrays.
+        weight (Union[None, float, str, Callable, dict]): what a micro-batch's loss averages over: one of MindSpore's
+            losses, a function of the columns, run on the host, such as ``lambda x, y: (y >= 0).sum()``, a number,
+            ``"rows"`` or ``"elements"``. Default: ``None``, the rows. For a loss of several terms a dict, from each
+            term's name to one of these.
+        coefficients (Optional[dict]): the factors of terms, 1 for those that are not in it: numbers, or functions of
+            the number of updates so far. Default: ``None``.
+        updates (int): the number of updates so far, for coefficients that change. Default: 0.
+        group (Union[str, None, Group]): the ranks that train together, all of which call it with their own part of the
+            window: ``"auto"`` for all that a launcher started, ``None`` for this process alone, or what `own_group`
+            returns. Default: ``"auto"``.
+        times (float): what the engine divides by itself: the number of micro-batches if it divides each loss, the
+            number of ranks if it averages over them, their product if it does both. Default: 1.0.
+
+    Returns:
+        list[float], a factor for each micro-batch; for a loss of several terms list[dict], from each term's name to its
+        factor. All are 0 if nothing in the window counts. Leave out what has a factor of 0: a mean over nothing is NaN,
+        also times 0.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If an argument is out of range.
+
+    Supported Platforms:
+        ``CPU`` (``Ascend`` and ``GPU`` not run here)
+
+    Examples:
+        >>> import numpy as np
+        >>> from ms_accum import window_factors
+        >>> window = [(np.zeros((rows, 4)), np.zeros(rows)) for rows in (10, 4, 2)]
+        >>> window_factors(window)
+        [0.625, 0.25, 0.125]
+        >>> window_factors(window, times=2)  # the engine averages over 2 ranks
+        [1.25, 0.5, 0.25]
+    """
+    owner = "window_factors"
+    times = _check.positive_number(owner, "times", as_number(times))
+    several = isinstance(weight, Mapping)
+    if coefficients is not None and not several:
+        _check.raise_invalid(ValueError, owner, "coefficients", "None unless 'weight' is a dict of terms", coefficients)
+    given: Any = weight if several else {"loss": "rows" if weight is None else weight}
+    terms = Terms(given, coefficients, group=group_of(owner, group), owner=owner)
+    factors = (times * terms.numbers(window, updates)[1]).tolist()
+    return [dict(zip(terms.names, row)) for row in factors] if several else [factor for (factor,) in factors]
 
 
 class LossOfTerms(nn.Cell):

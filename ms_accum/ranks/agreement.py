@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import mindspore as ms
 import numpy as np
 from mindspore import Parameter, nn
 
@@ -26,6 +27,8 @@ _MAX_LENGTH = 80  # of a value in a message
 _TOLERANCE = 1e-5
 _TOLERANCE_16_BITS = 1e-2
 _NONE = "none"
+# Here MindSpore itself sums gradients over the ranks, in the graph.
+_SUMS_BY_ITSELF = ("semi_auto_parallel", "auto_parallel")
 
 
 def agree(owner: str, group: Group | None, facts: Mapping[str, Any], remedy: str = "") -> None:
@@ -155,7 +158,7 @@ def take_from_rank_0(parameters: Iterable[Parameter], group: Group | None) -> No
     parameters = list(parameters)
     if group is None or not parameters or _exchanged(digest_of(map(as_array, parameters)), group) is None:
         return
-    broadcast(parameters)
+    broadcast(parameters, group)
 
 
 def begin_together(
@@ -167,6 +170,14 @@ def begin_together(
     """
     if group is None:
         return
+    mode = ms.get_auto_parallel_context("parallel_mode")
+    cells = [] if network is None else [type(cell).__name__ for _, cell in network.cells_and_names()]
+    if mode in _SUMS_BY_ITSELF or "AutoParallel" in cells:
+        what = f"parallel_mode='{mode}'" if mode in _SUMS_BY_ITSELF else "a network in AutoParallel"
+        raise RuntimeError(
+            f"For '{owner}', gradients would be summed over the ranks twice, because MindSpore does so by itself with "
+            f"{what}. Train there with its own step, and multiply losses by 'window_factors'."
+        )
     agree(owner, group, {**facts, **facts_of(optimizer, network)})
     take_from_rank_0(optimizer.parameters, group)
     if network is not None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from functools import cache
+from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
 import numpy as np
@@ -28,19 +29,35 @@ class Group(NamedTuple):
     """The processes that train together, and the rank of this one.
 
     Attributes:
-        rank (int): the rank of this process, from 0.
+        rank (int): the rank of this process in the group, from 0.
         size (int): the number of processes.
+        name (Optional[str]): the name under which `mindspore.communication.create_group` made it. Default: ``None``,
+            all processes that a launcher started.
     """
 
     rank: int
     size: int
+    name: str | None = None
+
+    def collective(self, kind: Callable, *arguments: Any) -> Any:
+        """Return one of MindSpore's collectives over these processes."""
+        return kind(*arguments) if self.name is None else kind(*arguments, group=self.name)
 
 
-def own_group() -> Group:
+def own_group(name: str | None = None) -> Group:
     """Return the group of this process; its size is 1 in a single process. A launched process joins its group here.
 
+    Args:
+        name (Optional[str]): the name of a group that `mindspore.communication.create_group` has made, for programs in
+            which not all processes train with each other's gradients: with tensor, pipeline or context parallelism
+            those that hold the same weights. In a single process it has no effect. Default: ``None``, all processes.
+
     Returns:
-        Group, with `rank` and `size`.
+        Group, with `rank`, `size` and `name`.
+
+    Raises:
+        TypeError: If `name` is not a str.
+        ValueError: If this process is not in a group of this name.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
@@ -48,8 +65,10 @@ def own_group() -> Group:
     Examples:
         >>> from ms_accum import own_group
         >>> own_group()
-        Group(rank=0, size=1)
+        Group(rank=0, size=1, name=None)
     """
+    if name is not None:
+        _check.instance("own_group", "name", name, str, "a str")
     if is_launched() and not GlobalComm.INITED:
         communication.init()
     if os.environ.get("MS_ROLE") == "MS_SCHED":
@@ -57,7 +76,13 @@ def own_group() -> Group:
     if not GlobalComm.INITED:
         _check_single()
         return Group(rank=0, size=1)
-    return Group(communication.get_rank(), communication.get_group_size())
+    if name is None:
+        return Group(communication.get_rank(), communication.get_group_size())
+    try:
+        return Group(communication.get_rank(name), communication.get_group_size(name), name)
+    except (RuntimeError, ValueError) as error:
+        rule = "a group of this process, made by mindspore.communication.create_group"
+        raise ValueError(f"For 'own_group', 'name' must be {rule}, but got {name!r}.") from error
 
 
 def _check_single() -> None:
@@ -143,9 +168,34 @@ def _broadcast(values: Any) -> Any:
     return ops.Broadcast(0)((values,))
 
 
+@cache
+def _all_reduce(name: str) -> Callable:
+    @ms.jit
+    def all_reduce(values: Any) -> Any:
+        return ops.AllReduce(group=name)(values)
+
+    return all_reduce
+
+
+def _added(values: np.ndarray, group: Group) -> np.ndarray:
+    """Return the sum over the ranks of a named group, of which all but one have zeros, so that no bit changes.
+
+    MindSpore's CPU gathers and broadcasts over all processes only, and adds float32 only, with small numbers flushed
+    to zero. So each number is sent as two whole ones.
+    """
+    halves = Tensor(values.view(np.uint16).astype(np.float32))
+    return _all_reduce(str(group.name))(halves).asnumpy().astype(np.uint16).view(np.float32)
+
+
 def gather(row: np.ndarray, group: Group | None) -> np.ndarray:
-    """Return the rows of all ranks, concatenated; in a single process, the row."""
-    return row if group is None else _all_gather(Tensor(row)).asnumpy()
+    """Return the rows of all ranks, of float32, concatenated; in a single process, the row."""
+    if group is None:
+        return row
+    if group.name is None:
+        return _all_gather(Tensor(row)).asnumpy()
+    rows = np.zeros((group.size, row.size), np.float32)
+    rows[group.rank] = row
+    return _added(rows, group).reshape(-1)
 
 
 def gather_numbers(numbers: np.ndarray, group: Group) -> np.ndarray:
@@ -179,7 +229,7 @@ def gather_arrays(rows: np.ndarray, group: Group) -> list[np.ndarray]:
     return [array[:count] for array, count in zip(arrays, counts)]
 
 
-def broadcast(parameters: Iterable[Parameter]) -> None:
+def broadcast(parameters: Iterable[Parameter], group: Group) -> None:
     """Set the Parameters to their values on rank 0. They are sent in batches, because each one is copied before."""
     batch: list[tuple[Parameter, np.ndarray]] = []
     size = 0
@@ -188,14 +238,14 @@ def broadcast(parameters: Iterable[Parameter]) -> None:
         batch.append((parameter, array))
         size += array.nbytes
         if size >= _BATCH_BYTES:
-            _broadcast_batch(batch)
+            _broadcast_batch(batch, group)
             batch = []
             size = 0
-    _broadcast_batch(batch)
+    _broadcast_batch(batch, group)
 
 
-def _broadcast_batch(batch: Sequence[tuple[Parameter, np.ndarray]]) -> None:
-    received = memoryview(_broadcast_bytes(b"".join(array.tobytes() for _, array in batch)))
+def _broadcast_batch(batch: Sequence[tuple[Parameter, np.ndarray]], group: Group) -> None:
+    received = memoryview(_broadcast_bytes(b"".join(array.tobytes() for _, array in batch), group))
     start = 0
     for parameter, array in batch:
         values = np.frombuffer(received[start : start + array.nbytes], array.dtype).reshape(array.shape)
@@ -207,13 +257,18 @@ def broadcast_number(value: Any, group: Group | None) -> Any:
     """Return rank 0's value of a number. Anything else, which can't be sent, is returned unchanged."""
     if group is None or not isinstance(value, (int, float, np.number)):
         return value
-    return type(value)(np.frombuffer(_broadcast_bytes(np.float64(value).tobytes()), np.float64)[0])
+    return type(value)(np.frombuffer(_broadcast_bytes(np.float64(value).tobytes(), group), np.float64)[0])
 
 
-def _broadcast_bytes(content: bytes) -> bytes:
+def _broadcast_bytes(content: bytes, group: Group) -> bytes:
     """Return rank 0's bytes. They are sent as float32, which every device supports; nothing is computed with them."""
-    received = [_broadcast(Tensor(chunk))[0].asnumpy().tobytes() for chunk in _chunks(content)]
-    return b"".join(received)[: len(content)]
+    return b"".join(_of_rank_0(chunk, group).tobytes() for chunk in _chunks(content))[: len(content)]
+
+
+def _of_rank_0(chunk: np.ndarray, group: Group) -> np.ndarray:
+    if group.name is None:
+        return _broadcast(Tensor(chunk))[0].asnumpy()
+    return _added(chunk if group.rank == 0 else np.zeros_like(chunk), group)
 
 
 def _chunks(content: bytes) -> Iterator[np.ndarray]:

@@ -69,15 +69,16 @@ class WholeSums:
 
     Args:
         parameters (Sequence[Parameter]): Parameters with the gradients' shapes.
+        group (Group): the ranks.
         kernels (Union[Kernels, NativeKernels]): measure gradients.
     """
 
     in_place = False
     """bool, whether it returns the accumulators themselves."""
 
-    def __init__(self, parameters: Sequence[Parameter], kernels: Any):
+    def __init__(self, parameters: Sequence[Parameter], group: Group, kernels: Any):
         self.kernels = kernels
-        self.all_reduce = ops.AllReduce()
+        self.all_reduce = group.collective(ops.AllReduce)
         self.pieces = pieces([parameter.size for parameter in parameters], _PIECE)
 
     def __call__(self, gradients: tuple, others: tuple = ()) -> Any:
@@ -112,9 +113,11 @@ class PartSums:
         self.kernels = kernels
         self.parts = tuple(parts)
         self.rank = group.rank
-        self.all_reduce = ops.AllReduce()
+        self.all_reduce = group.collective(ops.AllReduce)
         # MindSpore's CPU has no ReduceScatter: there all sums are computed, and parts of other ranks are discarded.
-        self.reduce_scatter = None if ms.get_context("device_target") == "CPU" else ops.ReduceScatter()
+        self.reduce_scatter = None
+        if ms.get_context("device_target") != "CPU":
+            self.reduce_scatter = group.collective(ops.ReduceScatter)
         self.pieces = pieces([part.full_size for part in parts], _PIECE)
 
     def __call__(self, gradients: tuple, others: tuple = ()) -> Any:
@@ -215,11 +218,12 @@ def summing(owner: str, optimizer: Any, group: Any, every_micro_batch: bool, ker
     _check.instance(owner, "sync_every_micro_batch", every_micro_batch, bool, "a bool")
     like = optimizer.parameters
     sharded = is_sharded(optimizer)
-    if sharded and group is None:
-        _check.raise_invalid(ValueError, owner, "group", "that of the ZeroOptimizer, which gathers its updates", None)
+    if sharded and group != optimizer.group:
+        rule = f"that of the ZeroOptimizer, {optimizer.group}, which gathers its updates"
+        _check.raise_invalid(ValueError, owner, "group", rule, group)
     if group is None:
         return Summing(None, None, like)
-    sums = PartSums(optimizer.parts, optimizer.group, kernels) if sharded else WholeSums(like, kernels)
+    sums = PartSums(optimizer.parts, group, kernels) if sharded else WholeSums(like, group, kernels)
     if not every_micro_batch:
         return Summing(None, sums, like)
     return Summing(sums, SumsAlready(sums), inner_of(optimizer).parameters if sharded else like)

@@ -120,7 +120,7 @@ class ZeroOptimizer(nn.Cell):
         if not callable(make):
             _check.raise_invalid(TypeError, _OWNER, "make", "a function from parts to an optimizer", repr(make))
         self.group = group_of(_OWNER, group)
-        rank, ranks = self.group or Group(0, 1)
+        rank, ranks, _ = self.group or Group(0, 1)
         full = {parameter.name: parameter for parameter in _listed(parameters)}
         parts = {name: Part(parameter, rank, ranks) for name, parameter in full.items()}
         slices = {name: _slice_of(full[name], part) for name, part in parts.items()}
@@ -129,7 +129,7 @@ class ZeroOptimizer(nn.Cell):
         self.parameters = ParameterTuple([full[name] for name in order])
         self.parts = [parts[name] for name in order]
         self.loss_scale = self.inner.loss_scale
-        self.all_gather = None if self.group is None else ops.AllGather()
+        self.all_gather = None if self.group is None else _all_gather(self.group)
 
     def get_lr(self) -> Any:
         """Return the learning rate of the next update."""
@@ -168,6 +168,27 @@ class ZeroOptimizer(nn.Cell):
                 unsharded = Unsharded(parameter, part, self.group)
                 state[unsharded.name] = unsharded
         return state
+
+
+def _all_gather(group: Group) -> Any:
+    """Return what gathers the parts of all ranks, concatenated."""
+    if group.name is None or ms.get_context("device_target") != "CPU":
+        return group.collective(ops.AllGather)
+    return _SumOfParts(group)
+
+
+@ms.jit_class
+class _SumOfParts:
+    """Gathers parts over a named group where MindSpore can't, on CPU: sums them, with zeros in the places of others."""
+
+    def __init__(self, group: Group):
+        self.before, self.after = group.rank, group.size - 1 - group.rank
+        self.all_reduce = group.collective(ops.AllReduce)
+
+    def __call__(self, part: Tensor) -> Tensor:
+        size, dtype = part.shape[0], part.dtype
+        zeros = ops.zeros((self.before * size,), dtype), ops.zeros((self.after * size,), dtype)
+        return self.all_reduce(ops.cat((zeros[0], part, zeros[1])))
 
 
 def _part_of_moment(moment: Parameter, parts: dict[str, Part]) -> Part | None:

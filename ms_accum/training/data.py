@@ -42,6 +42,8 @@ class Position:
     """The number of processes that read one batch each."""
     reported: int = 0
     """The last epoch whose end was reported: a tail that is carried is read again, but its epoch does not end again."""
+    of_ranks: list[int] | None = None
+    """The number of finished batches of each rank, where these may differ: windows end by weight."""
     random: dict[str, Any] | None = None
     """The state of the random number generators at the start of the epoch."""
     evaluated: int | None = None
@@ -60,7 +62,7 @@ class Position:
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""
-        self.epoch, self.batches, self.rows, self.step = self.epoch + 1, 0, 0, 0
+        self.epoch, self.batches, self.rows, self.step, self.of_ranks = self.epoch + 1, 0, 0, 0, None
 
 
 class Data:

@@ -98,14 +98,15 @@ class Bar(Callback):
         args = run_context.original_args()
         done = args.cur_step_num  # of a resumed run: windows before it
         total = None if args.planned is None else done + args.planned
-        bar_format = "{desc} {n_fmt} updates [{elapsed}{postfix}]"
+        bar_format = "{desc} {n_fmt} samples [{elapsed}{postfix}]"
         if total is not None:
             bar_format = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         width: dict[str, Any] = {"dynamic_ncols": True}
         if not _in_notebook():
             width = {"ncols": shutil.get_terminal_size().columns, "nrows": _ROWS}
         # The remaining time is that of the windows to come.
-        self._bar = _tqdm()(total=total, initial=done, file=sys.stdout, bar_format=bar_format, **width)
+        initial = 0 if total is None else done
+        self._bar = _tqdm()(total=total, initial=initial, file=sys.stdout, bar_format=bar_format, **width)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
@@ -115,7 +116,7 @@ class Bar(Callback):
             self._bar.write(_line(record), file=sys.stdout)
         self._bar.set_description_str(f"epoch {record.epoch}/{_last_epoch(args)}", refresh=False)
         self._bar.set_postfix_str(", ".join([f"loss {record.loss:.4f}", *_rates(record, self._speed)]), refresh=False)
-        self._bar.update()
+        self._bar.update(record.samples if self._bar.total is None else 1)
 
     def on_eval_end(self, run_context: RunContext) -> None:
         self._bar.write(_evaluation_line(run_context.original_args()), file=sys.stdout)

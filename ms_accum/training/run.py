@@ -35,7 +35,7 @@ from .callbacks import (
 from .data import Data, Position
 from .evaluation import Evaluation
 from .loop import RunState
-from .sizes import Sizes, windows_by_epoch
+from .sizes import ByWeight, Sizes, windows_by_epoch
 from .step import Ended, Step
 from .windows import Windows
 
@@ -56,7 +56,7 @@ class Plan:
     max_updates: int | None
     """The number of updates at which the run ends before its last epoch."""
     data: Data
-    sizes: Sizes | None
+    sizes: Sizes | ByWeight | None
     """The sizes of windows; None: each batch is a window."""
     micro_batch_size: int | None
     tail: str
@@ -70,6 +70,13 @@ class Plan:
     evaluate: Evaluation | None
     ckpt_path: str | None
     """Where the model is saved: an absolute path, as a callback may change the working directory."""
+
+    def windows_by_epoch(self, epochs: int, **now: int) -> list[int] | None:
+        """Return the number of windows in each of so many epochs; None if it is unknown. `now` is where they begin."""
+        batches = self.data.batches
+        if batches is None or isinstance(self.sizes, ByWeight):
+            return None
+        return windows_by_epoch(batches, self.sizes, self.tail, epochs, **now) if epochs else []
 
 
 class Run:
@@ -91,7 +98,7 @@ class Run:
         self._state = RunState(network, step)
         self._left_out = 0
         self._stopped = 0  # ranks on which a callback had requested a stop when they last agreed
-        self._read_by_a_rank = 0  # batches of the epoch: the most that one rank has read
+        self._read: Sequence[int] = (0,)  # batches of the epoch, by each rank
         self._generators: dict[str, Any] | None = None  # those of random numbers when the window began
         self.at = Position()
         """Position, of the end of the last window."""
@@ -137,20 +144,17 @@ class Run:
         """Find where all ranks begin or resume; return the number of windows to come, None if it is unknown."""
         plan, step = self._plan, self._step
         self.at = self._resume() or plan.data.start()
-        batches = plan.data.batches
-        windows = None
-        if batches is not None:
-            epochs = plan.epochs - self.at.epoch + 1
-            now = {"done": self.at.batches, "open_micro_batches": len(self._waiting), "updates": step.updates}
-            windows = sum(windows_by_epoch(batches, plan.sizes, plan.tail, epochs, **now)) if epochs else 0
-            if plan.max_updates is not None:
-                windows = min(windows, max(0, plan.max_updates - step.updates))
+        now = {"done": self.at.batches, "open_micro_batches": len(self._waiting), "updates": step.updates}
+        by_epoch = plan.windows_by_epoch(plan.epochs - self.at.epoch + 1, **now)
+        windows = None if by_epoch is None else sum(by_epoch)
+        if windows is not None and plan.max_updates is not None:
+            windows = min(windows, max(0, plan.max_updates - step.updates))
         if self._group is not None:
             equal_on_ranks: dict[str, Any] = {"'epoch'": plan.epochs}
             equal_on_ranks |= {"updates before the run": step.updates, "windows before": self.at.windows}
             equal_on_ranks["epoch to begin with"] = self.at.epoch
             if plan.tail == "carry" and plan.states is not None:  # the position of one is that of all
-                equal_on_ranks["number of batches in an epoch"] = batches
+                equal_on_ranks["number of batches in an epoch"] = plan.data.batches
             agree(_OWNER, self._group, {**equal_on_ranks, **rate_facts(step.optimizer)})
             of_ranks = gather_numbers(np.array([-1 if windows is None else windows], np.int64), self._group)
             windows = None if of_ranks.min() < 0 else int(of_ranks.max())
@@ -181,16 +185,14 @@ class Run:
     def _callback_arguments(self) -> RunArguments:
         """Return what `RunContext.original_args` contains for callbacks, under the names of MindSpore's `Model`."""
         plan, objective = self._plan, self._step.objective
-        batches = plan.data.batches
-        if batches is not None and plan.sizes is not None:
-            batches = max(1, *windows_by_epoch(batches, plan.sizes, plan.tail, 1))
+        windows = plan.windows_by_epoch(1)
         return RunArguments(
             mode="train",
             train_dataset=plan.data.dataset,
             epoch_num=plan.epochs,
             initial_epoch=plan.initial_epoch,
             dataset_sink_mode=False,
-            batch_num=batches or UNKNOWN,
+            batch_num=UNKNOWN if windows is None else max(1, *windows),
             cur_epoch_num=plan.initial_epoch + self.at.epochs_begun,
             cur_step_num=self.at.windows,
             train_dataset_element=None,
@@ -215,14 +217,17 @@ class Run:
             self._waiting,
             self._asked_to_stop,
             plan.data.may_reuse_memory,
+            *([step.objective.weight_of] if isinstance(plan.sizes, ByWeight) else []),
         )
         self._reading = reading = replace(self.at)
+        if self._group is not None and reading.of_ranks is not None:
+            reading.batches = reading.of_ranks[self._group.rank]
         for batches in plan.data.epochs(plan.epochs, reading):
             if reading.epoch > reading.reported:
                 callbacks("on_train_epoch_begin", cur_epoch_num=plan.initial_epoch + reading.epoch)
             if self.at.windows:
                 self._evaluate_if_due()  # the run that is resumed may have ended before or in this evaluation
-            self._read_by_a_rank = 0
+            self._read = (0,)
             self._train_epoch(windows.of_epoch(batches, reading))
             complete = not self._stopping()
             reading.check(complete)
@@ -303,7 +308,7 @@ class Run:
                 break
             requests = states.requests() if states is not None and self._group is not None else NO_REQUESTS
             window = step.share(micro_batches, requests, self._reading.batches)
-            self._read_by_a_rank = window.batches
+            self._read = window.batches
             if not window.ranks:
                 break
             self._callbacks(
@@ -319,8 +324,12 @@ class Run:
             del micro_batches, window  # or they would be in memory with those of the next window
 
     def _reached(self) -> Position:
-        """Return the position of all ranks: one whose data are over, or that read a shorter window, has no more."""
-        return replace(self._reading, batches=max(self._reading.batches, self._read_by_a_rank))
+        """Return the position of all ranks: one whose data are over, or that read a shorter window, has no more.
+
+        Where windows end by weight, each rank has its own.
+        """
+        own = [*self._read] if isinstance(self._plan.sizes, ByWeight) and len(self._read) > 1 else None
+        return replace(self._reading, batches=max(self._reading.batches, *self._read), of_ranks=own)
 
     def _asked_to_stop(self) -> bool:
         """Return whether a signal asks this process to stop; several ranks finish the window and stop together."""

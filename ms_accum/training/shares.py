@@ -14,7 +14,7 @@ import numpy as np
 from mindspore import Tensor
 
 from ..loss.objective import Objective
-from ..loss.terms import Terms, summed
+from ..loss.terms import Terms, shares, summed
 from ..ranks.group import Group, gather_numbers
 
 Inputs = tuple[Union[float, None], tuple]  # of a micro-batch: a factor of its loss or gradients, and of the network
@@ -45,8 +45,8 @@ class Shared(NamedTuple):
     """The largest number on one rank."""
     ranks: int
     """The number of ranks that have a window."""
-    batches: int
-    """The largest number of batches of the epoch that one rank has read."""
+    batches: Sequence[int]
+    """The number of batches of the epoch that each rank has read."""
     requests: Sequence[float]
     """The requests to stop and to save, summed over the ranks."""
     empty: int
@@ -76,13 +76,13 @@ def shared(
     divisors = summed([part.divisors for part in parts], size, None)
     samples, empty = sum(part.columns[0].shape[0] for part in parts), len(counted) - len(parts)
     if group is None:
-        return Shared(parts, divisors, samples, len(parts), len(parts), 1, batches, requests, empty)
+        return Shared(parts, divisors, samples, len(parts), len(parts), 1, [batches], requests, empty)
     own = np.array([*divisors, samples, len(parts), micro_batches is not None, batches, *requests], np.float64)
     of_ranks = gather_numbers(own, group)
     sums = of_ranks.sum(0)
     samples, number, ranks, _, *requests = sums[size:].tolist()
-    _, longest, _, batches, *_ = of_ranks.max(0)[size:].astype(int).tolist()
-    return Shared(parts, sums[:size], int(samples), int(number), longest, int(ranks), batches, requests, empty)
+    _, numbers, _, read, *_ = of_ranks.T[size:].astype(int).tolist()
+    return Shared(parts, sums[:size], int(samples), int(number), max(numbers), int(ranks), read, requests, empty)
 
 
 def without(window: Shared, left_out: Collection[int], group: Group | None) -> Shared | None:
@@ -118,8 +118,8 @@ class OneLoss:
 
     def inputs(self, window: Shared) -> list[Inputs]:
         """Return for each micro-batch the factor of its loss or gradients, and the inputs of the network."""
-        total = window.divisors[0]
-        return [(part.divisors[0] / total if self._means else None, part.columns) for part in window.parts]
+        factors = shares([part.divisors for part in window.parts], window.divisors)[:, 0].tolist()
+        return [(factor if self._means else None, part.columns) for factor, part in zip(factors, window.parts)]
 
     def sums(self, window: Shared, losses: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
         """Return this rank's part of the window's loss, the part of the window of which it is, and what is bad."""
@@ -170,17 +170,12 @@ class SeveralTerms:
         factor = 1 / unit if self._half else None
         self._coefficients = self._terms.coefficients(self._updates())
         inputs: list[Inputs] = []
-        for part in window.parts:
-            shares = self._shares(part, window)
-            numbers = (self._coefficients * shares * unit, shares)
+        for part, own in zip(window.parts, shares([part.divisors for part in window.parts], window.divisors)):
+            numbers = (self._coefficients * own * unit, own)
             tensors = [Tensor.from_numpy(each.astype(np.float32)) for each in numbers]
             counts = tuple(divisor > 0 for divisor in part.divisors)
             inputs.append((factor, (*part.columns, *tensors, counts)))
         return inputs
-
-    @staticmethod
-    def _shares(part: Counted, window: Shared) -> np.ndarray:
-        return np.array(part.divisors) / np.where(window.divisors > 0, window.divisors, 1.0)
 
     def sums(self, window: Shared, losses: Sequence[np.ndarray]) -> tuple[np.ndarray, list[int]]:
         """Return this rank's part of the mean of each term, and which micro-batches are bad."""

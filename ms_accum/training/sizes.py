@@ -60,12 +60,38 @@ def sizes_of(owner: str, name: str, sizes: Any) -> Sizes:
     return sizes if isinstance(sizes, Sizes) else Sizes(owner, name, sizes)
 
 
-def is_full(micro_batches: Any, window: Any) -> Any:
-    """Return whether a window of size `window` with this number of micro-batches is full.
+class ByWeight:
+    """Windows that are full when their micro-batches count for a number together: how many there will be is unknown.
 
-    This is the only rule about it, used on the host with ints and in graphs with tensors.
+    Args:
+        owner (str), name (str): the names used in error messages.
+        weight (float): the number, of all ranks.
+        ranks (int): the number of ranks, each of which fills its part.
     """
-    return micro_batches >= window
+
+    constant = None
+
+    def __init__(self, owner: str, name: str, weight: Any, ranks: int):
+        self._weight = _check.positive_number(owner, name, weight)
+        self._part = self._weight / ranks
+
+    def size_after(self, update: Any) -> float:
+        """Return the weight of this rank's part of the window after this number of updates."""
+        del update
+        return self._part
+
+    @property
+    def settings(self) -> Any:
+        """The value that must be equal in a resumed run."""
+        return {"window_weight": self._weight}
+
+
+def is_full(amount: Any, window: Any) -> Any:
+    """Return whether a window of size `window` is full, if it has so many micro-batches, or if they count for so much.
+
+    This is the only rule about it, used on the host with numbers and in graphs with tensors.
+    """
+    return amount >= window
 
 
 def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
@@ -212,6 +238,8 @@ def planned(
         raise ValueError(f"For '{owner}', 'train_dataset' must have batches, but got an empty one.")
     if mini_steps is None:
         return epochs * batches
+    if isinstance(mini_steps, ByWeight):
+        return None
     sizes = sizes_of(owner, "mini_steps", mini_steps)
     now = {"open_micro_batches": open_micro_batches, "updates": updates}
     windows = sum(windows_by_epoch(batches, sizes, tail, epochs, **now))

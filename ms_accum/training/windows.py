@@ -7,14 +7,14 @@ from typing import Callable
 
 from ..network.parameters import copied
 from .data import Position
-from .sizes import Sizes, is_full, split_batch
+from .sizes import ByWeight, Sizes, is_full, split_batch
 
 
 class Windows:
     """Reads micro-batches, and yields them window by window. Nothing is read beyond the windows that are run.
 
     Args:
-        sizes (Optional[Sizes]): the sizes of windows. None: each batch is a window, and is split.
+        sizes (Union[Sizes, ByWeight, None]): the sizes of windows. None: each batch is a window, and is split.
         micro_batch_size (Optional[int]): the rows of a micro-batch of a batch that is split.
         tail (str): ``"flush"``, ``"carry"`` or ``"drop"``.
         updates (Callable): returns the number of updates so far, on which sizes may depend.
@@ -22,25 +22,28 @@ class Windows:
         stops (Callable): asked after each micro-batch whether to stop reading.
         copies (bool): whether micro-batches that wait are copied, because the data may reuse their memory.
             Default: ``True``.
+        weight (Callable): returns what a micro-batch counts for, where sizes are weights. Default: 1, for numbers of
+            micro-batches.
     """
 
     def __init__(
         self,
-        sizes: Sizes | None,
+        sizes: Sizes | ByWeight | None,
         micro_batch_size: int | None,
         tail: str,
         updates: Callable[[], int],
         waiting: list[tuple],
         stops: Callable[[], bool],
         copies: bool = True,
+        weight: Callable[[tuple], float] = lambda micro_batch: 1,
     ):
         self._copies = copies or tail == "carry"  # between two epochs the user's code runs
         self._sizes, self._micro_batch_size, self._tail = sizes, micro_batch_size, tail
-        self._updates, self._waiting, self._stops = updates, waiting, stops
+        self._updates, self._waiting, self._stops, self._weight = updates, waiting, stops, weight
 
     def of_epoch(self, batches: Iterable[tuple], at: Position) -> Iterator[list[tuple]]:
         """Yield the windows of an epoch, and move the position to what has been read."""
-        size = None
+        size, amount = None, sum(map(self._weight, self._waiting))
         for batch in batches:
             pieces = [batch] if self._micro_batch_size is None else list(split_batch(batch, self._micro_batch_size))
             at.batches += 1
@@ -48,14 +51,15 @@ class Windows:
             for micro_batch in pieces:
                 if size is None:  # asked when a window begins, as it may depend on the updates that were made
                     size = len(pieces) if self._sizes is None else self._sizes.size_after(self._updates())
-                full = is_full(len(self._waiting) + 1, size)
+                amount += self._weight(micro_batch)
+                full = is_full(amount, size)
                 waits = self._copies and not full
                 self._waiting.append(tuple(map(copied, micro_batch)) if waits else micro_batch)
                 if self._stops():
                     return
                 if full:
                     yield self._taken()
-                    size = None
+                    size, amount = None, 0
         if self._waiting and self._tail == "flush":
             yield self._taken()
         elif self._tail == "drop":

@@ -15,6 +15,7 @@ from mindspore import Tensor, nn
 
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
+from ms_accum import network as network_room
 from ms_accum.network import runtime
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,3 +160,11 @@ def test_constructors_log_once_if_too_late(monkeypatch, caplog):
     assert record.levelno == logging.WARNING
     assert "'GradientAccumulation', it is too late to set ONEDNN_MAX_CPU_ISA=AVX2" in record.getMessage()
     assert KERNELS not in os.environ
+
+
+@pytest.mark.host
+def test_newer_mindspore_than_tested_is_warned_of():
+    for version in (network_room._NEWEST, "2.7.2", "2.10.1"):
+        network_room._warn_if_newer(version)
+    with pytest.warns(RuntimeWarning, match=r"MindSpore 2\.11\.0rc1 is newer than the newest .*: 2\.7\.2 to 2\.10\."):
+        network_room._warn_if_newer("2.11.0rc1")

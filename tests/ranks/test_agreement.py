@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn
 from mindspore.experimental import optim
+from mindspore.parallel.auto_parallel import AutoParallel
 
 import ranks as program
 import ranks_agreement
-from ms_accum import Group, ZeroOptimizer, total
+from ms_accum import GradientAccumulation, Group, ZeroOptimizer, total
 from ms_accum.network.optimizers import rates_of
 from ms_accum.ranks import agreement
 from ms_accum.ranks import group as collectives
@@ -262,7 +263,7 @@ def test_many_parameters_are_sent_in_batches(monkeypatch):
     arrays = [np.arange(size, dtype=np.float32) + size for size in (3, 0, 40, 1, 9)]
     parameters = [Parameter(Tensor(array)) for array in arrays if array.size]
     values = [parameter.asnumpy().copy() for parameter in parameters]
-    collectives.broadcast(parameters)
+    collectives.broadcast(parameters, Group(0, 2))
     assert all((parameter.asnumpy() == array).all() for parameter, array in zip(parameters, values))
 
 
@@ -315,3 +316,19 @@ def test_rank_of_which_one_weight_differs_has_drifted(monkeypatch):
     monkeypatch.setattr(agreement, "gather_numbers", lambda own, group: np.stack([own, own + [0.0, 0.1]]))
     parameters = [Parameter(Tensor([1.0], ms.float32)), Parameter(Tensor([2.0], ms.float32))]
     assert agreement._far_from_rank_0(parameters, Group(0, 2)) == [1]
+
+
+@pytest.mark.host
+def test_modes_in_which_mindspore_sums_by_itself_are_refused():
+    def begin(network):
+        optimizer = nn.SGD(network.trainable_params(), 0.1)
+        GradientAccumulation(network, nn.MSELoss(), optimizer, group=Group(0, 2))
+
+    with pytest.raises(RuntimeError, match="^For 'GradientAccumulation', .* twice, .* with a network in AutoParallel"):
+        begin(AutoParallel(nn.Dense(2, 2), "semi_auto"))
+    ms.set_auto_parallel_context(parallel_mode="semi_auto_parallel")
+    try:
+        with pytest.raises(RuntimeError, match="parallel_mode='semi_auto_parallel'.* by 'window_factors'"):
+            begin(nn.Dense(2, 2))
+    finally:
+        ms.reset_auto_parallel_context()

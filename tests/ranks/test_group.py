@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ranks as program
-from helpers import Recorder, cross_entropy, joined
+from helpers import Recorder, batches, cross_entropy, joined
 from ms_accum import (
     Accumulator,
     Checkpointer,
@@ -52,6 +52,32 @@ def test_ranks_train_like_one_process(at_end):
         expected = [record[column] for record in records]
         assert [record[column] for record in result["records"]] == pytest.approx(expected, rel=1e-5)
     assert all(not rank["mean 3"]["records"] for rank in at_end[0][1:])
+
+
+@pytest.mark.host
+def test_each_rank_fills_its_part_of_a_window_by_weight(at_end):
+    """Also after a stop, where the ranks had read 4 and 6 micro-batches."""
+    result, windows = same(at_end, "by weight"), []
+    for rank, rows in enumerate(program.OWN_ROWS):
+        data, windows_of_rank = batches(np.random.RandomState(rank), rows), [[]]
+        for each in data:
+            windows_of_rank[-1].append(each)
+            if sum(len(x) for x, _ in windows_of_rank[-1]) >= program.WEIGHT / 2:
+                windows_of_rank.append([])
+        windows.append(windows_of_rank)
+    together = [sum(each, []) for each in zip_longest(*windows, fillvalue=[])]
+    sizes = [len(each) for each in together if each]
+    model = program.driver_of(program.network_of())
+    records = program.train(model, sum(together, []), lambda updates: sizes[updates % len(sizes)])
+    check_close(result, [parameter.asnumpy() for parameter in model._step.optimizer.get_parameters()])
+    assert result["samples"] == [record.samples for record in records]
+    assert result["updates"] == [1, 2 * len(sizes), 2 * len(sizes)] and result["resumed"] == result["digest"]
+
+
+def test_gradients_that_were_summed_already_are_warned_of(at_end):
+    for own, averaged in (rank["reduced"] for rank in at_end[0]):
+        assert own == [] and len(averaged) == 1
+        assert "all ranks add the same gradients" in averaged[0] and "nn.DistributedGradReducer" in averaged[0]
 
 
 def test_all_ranks_start_from_the_weights_of_rank_0(at_end):
@@ -158,7 +184,7 @@ def test_one_process_resumes_from_a_state_of_several_ranks(at_end):
 
 
 def test_group_of_a_process_without_launcher_is_single():
-    assert own_group() == (0, 1)
+    assert own_group() == (0, 1, None)
     assert total([3, 4], own_group()) == total([3, 4], None) == [3, 4]
     assert group_of("test", own_group()) is group_of("test", "auto") is None
 
@@ -168,7 +194,7 @@ def test_process_of_several_without_a_group_is_rejected(variable, monkeypatch):
     """A rank table or mpirun started it; such processes would write the same files."""
     for size in ("1", "", "x"):
         monkeypatch.setenv(variable, size)
-        assert own_group() == (0, 1)
+        assert own_group() == (0, 1, None)
     monkeypatch.setenv(variable, "2")
     with pytest.raises(RuntimeError, match=f"one of 2 .{variable}. must join .* msrun.*unset {variable}"):
         own_group()

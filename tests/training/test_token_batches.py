@@ -1,0 +1,255 @@
+"""Samples of different lengths, packed by a budget of tokens, and windows by what they count."""
+
+from __future__ import annotations
+
+import itertools
+
+import mindspore as ms
+import numpy as np
+import pytest
+from mindspore import nn, ops
+from mindspore.dataset import GeneratorDataset
+
+from helpers import micro_batch, run, seen_gradient, slope_driver
+from ms_accum import Checkpointer, GradientAccumulation, Stopped, TokenBatches
+from ms_accum.training.token_batches import shapes_of
+from runs import stop_after
+
+pytestmark = pytest.mark.host
+
+IGNORED, WORDS, TOKENS = -100, 7, 64
+
+
+def lengths_of(distribution, number=60):
+    rng = np.random.RandomState(number)
+    drawn = {
+        "uniform": lambda: rng.randint(2, 49, number),
+        "lognormal": lambda: rng.lognormal(2.0, 0.7, number),
+        "two peaks": lambda: np.where(rng.rand(number) < 0.8, rng.normal(8, 2, number), rng.normal(40, 4, number)),
+    }
+    return np.clip(drawn[distribution](), 1, 50).astype(int)
+
+
+def samples_of(lengths):
+    """Return sentences, with a label for each word, some of which are ignored."""
+    rng = np.random.RandomState(len(lengths))
+    words = [rng.randint(1, WORDS, length) for length in lengths]
+    labels = [np.where(rng.rand(len(row)) < 0.3, IGNORED, row).astype(np.int32) for row in words]
+    return list(zip(words, labels))
+
+
+def packed(samples, tokens=TOKENS, **options):
+    return TokenBatches(samples, tokens, pad=(0, IGNORED), **options)
+
+
+def rows_in(micro_batches):
+    """Return the samples of micro-batches of words from 1, without padding and in one order."""
+    return sorted(tuple(row[row > 0].tolist()) for words, *_ in micro_batches for row in words if row.any())
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "lognormal", "two peaks"])
+def test_each_sample_is_in_one_micro_batch_of_few_shapes(distribution):
+    samples = samples_of(lengths_of(distribution))
+    data = packed(samples, shapes=3, seed=1)
+    first, second = list(data), list(data)
+    assert rows_in(first) == rows_in(second) == sorted(tuple(words.tolist()) for words, _ in samples)
+    assert first[0][0].tolist() != second[0][0].tolist()  # each epoch is shuffled otherwise
+    shapes = {words.shape for words, _ in first}
+    assert len(data) == len(first) and shapes <= set(data.shapes) and len(data.shapes) <= 3
+    assert all(rows * positions <= TOKENS and positions % 8 == 0 for rows, positions in data.shapes)
+    positions = sum(words.size for words, _ in first)
+    assert data.padding == pytest.approx(1 - sum(len(words) for words, _ in samples) / positions)
+    labels = np.concatenate([labels.ravel() for _, labels in first])
+    assert (labels != IGNORED).sum() == sum((labels != IGNORED).sum() for _, labels in samples)
+    again = packed(samples, shapes=3, seed=1)
+    again.begin_with_epoch(1)
+    assert all((one == other).all() for pair in zip(second, again) for one, other in zip(*pair))
+
+
+def test_shapes_need_the_fewest_positions():
+    rng = np.random.RandomState(0)
+    for most in (1, 2, 3, 4) * 5:
+        lengths = rng.randint(1, 70, rng.randint(1, 30))
+        rounded = sorted({min(-(-length // 8) * 8, 70) for length in lengths})
+
+        def cost(ends, lengths=lengths):
+            return sum(min(end for end in ends if end >= length) for length in lengths)
+
+        others = (each for size in range(most) for each in itertools.combinations(rounded[:-1], size))
+        found = [shape.positions for shape in shapes_of(lengths, 70, most)]
+        assert len(found) <= most and cost(found) == min(cost((*each, rounded[-1])) for each in others)
+
+
+def test_columns():
+    """Numbers, vectors at each position, and a dataset of MindSpore's, which is read again by one iterator."""
+    rows = [(np.full((length, 2), 1.5), np.int64(length), np.arange(length)) for length in (3, 1, 2)]
+    ((vectors, numbers, positions),) = TokenBatches(rows, 32, pad=(0, -1, 9))
+    assert vectors.shape == (4, 8, 2) and vectors.dtype == np.float32 and vectors.sum() == 6 * 2 * 1.5
+    assert numbers.tolist() == [3, 1, 2, -1] and numbers.dtype == np.int32
+    assert positions[1].tolist() == [0, *[9] * 7] and (positions[3] == 9).all()
+    data = TokenBatches(GeneratorDataset(rows, ["x", "n", "p"], shuffle=False), 32, pad=(0, -1, 9))
+    for _ in range(2):
+        ((_, numbers, _),) = data
+        assert numbers.tolist() == [3, 1, 2, -1]
+    assert not hasattr(data, "source") and len(data) == 1
+
+
+def test_longer_samples_are_cut_if_asked():
+    data = TokenBatches([np.arange(1, 41), np.arange(1, 4)], 32, longest=20)
+    assert rows_in(data) == [(1, 2, 3), tuple(range(1, 21))]
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "message"),
+    [
+        ([[1], []], {}, "'samples' must be samples with positions, but got none in number 1"),
+        ([], {}, "'samples' must be samples, but got none"),
+        ([[1] * 9], {"tokens": 8}, "'samples' must be samples of at most 8 positions, but got 9 in number 0. Raise"),
+        ([([1, 2], [1])], {}, "'samples' must be samples whose sequences have one length, but got 1 and 2 in number 0"),
+        ([[1], ([1], [2])], {}, "'samples' must be samples with the columns of the first, but got .* in number 1"),
+        ([["a"]], {}, "'samples' must be samples of numbers, but got list in number 0"),
+        ([[1]], {"tokens": 0}, "'tokens' must be an int >= 1, but got 0"),
+        ([[1]], {"shapes": 0}, "'shapes' must be an int >= 1, but got 0"),
+        ([[1]], {"longest": 9}, "'longest' must be at most 8, as 'tokens', but got 9"),
+        ([[1]], {"pad": (0, 1)}, "'pad' must be a number, or one for each of the 1 column of a sample, but got"),
+        ([[1]], {"sequences": [1]}, "'sequences' must be columns with positions, of 1, but got .1."),
+        ([3], {}, "'sequences' must be columns with positions, of 1, but got .."),
+        ((row for row in [[1]]), {}, "'samples' must be a list, a dataset, or an object whose '__iter__' starts anew"),
+        ({(1,)}, {"seed": 1}, "'seed' must be None unless 'samples' is a list, but got 1"),
+    ],
+)
+def test_wrong_use_is_rejected(samples, options, message):
+    with pytest.raises((TypeError, ValueError), match=f"^For 'TokenBatches', {message}"):
+        list(TokenBatches(samples, **{"tokens": 8, **options}))
+
+
+def test_sample_longer_than_the_lengths_that_were_given_is_rejected():
+    data = TokenBatches([[1] * 3, [1] * 9], 16, lengths=[3, 4])
+    with pytest.raises(ValueError, match="must be samples of at most 8 positions, but got 9 in number 1"):
+        list(data)
+
+
+class Tagger(nn.Cell):
+    """A score of each word for each label."""
+
+    def __init__(self):
+        super().__init__()
+        ms.set_seed(1)
+        self.table = nn.Embedding(WORDS, WORDS)
+
+    def construct(self, words):
+        return self.table(words)
+
+
+def loss_of(scores, labels):
+    return ops.cross_entropy(scores.reshape(-1, WORDS), labels.reshape(-1), ignore_index=IGNORED)
+
+
+def counted(words, labels):
+    return (labels != IGNORED).sum()
+
+
+def driver_of(**options):
+    network = Tagger()
+    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    return GradientAccumulation(network, loss_of, optimizer, weight=counted, **options)
+
+
+def miss_of(actual, expected):
+    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
+
+
+def table_of(model):
+    return model._network.table.embedding_table.asnumpy().copy()
+
+
+@pytest.mark.parametrize("distribution", ["uniform", "lognormal", "two peaks"])
+def test_gradient_is_that_of_one_padded_batch(distribution):
+    samples = samples_of(lengths_of(distribution, 30))
+    data = packed(samples, seed=1)
+    model, large, by_rows = driver_of(), driver_of(), driver_of()
+    before = table_of(model)
+    run(model, data, len(data))
+    run(large, list(packed(samples, 50 * len(samples), shapes=1)), 1)
+    expected = table_of(large) - before
+    assert miss_of(table_of(model) - before, expected) < 1e-6
+    by_rows._step.objective.weight._weight = lambda words, labels: words.shape[0]
+    run(by_rows, data, len(data))
+    assert miss_of(table_of(by_rows) - before, expected) > 1e-3
+
+
+# Windows by what they count
+
+
+def windows_of(weights, number):
+    """Return the sizes of windows: each ends with the micro-batch with which its weights reach a number."""
+    sizes, size, total = [], 0, 0
+    for weight in weights:
+        size, total = size + 1, total + weight
+        if total >= number:
+            sizes.append(size)
+            size = total = 0
+    return [*sizes, size] if size else sizes
+
+
+def test_windows_end_when_they_count_for_a_number():
+    data = packed(samples_of(lengths_of("lognormal")), seed=2)
+    micro_batches = list(data)
+    sizes = windows_of([int(counted(*each)) for each in micro_batches], 100)
+    model, expected = driver_of(), driver_of()
+    seen = run(model, micro_batches, window_weight=100, epochs=2)
+    wanted = run(expected, micro_batches, lambda updates: sizes[updates % len(sizes)], epochs=2)
+    assert len(set(sizes)) > 1 and model.updates == 2 * len(sizes)
+    assert [each._replace(seconds=0) for each in seen.records] == [each._replace(seconds=0) for each in wanted.records]
+    assert (table_of(model) == table_of(expected)).all()
+    assert seen.planned is None
+
+
+def test_carried_tail_counts_for_the_next_window():
+    model = slope_driver(tail="carry", weight=lambda x: 2 * len(x))
+    run(model, [micro_batch(value, rows=2) for value in (1, 2, 3)], window_weight=8)
+    assert (model.updates, model.micro_batches) == (1, 1)
+    run(model, [micro_batch(5, rows=2)], window_weight=8)
+    assert (model.updates, model.micro_batches) == (2, 0) and seen_gradient(model) == [1.5 + 4.0]
+
+
+@pytest.mark.parametrize("stop", [3, 20, 40, 60])
+def test_stopped_and_resumed(stop, tmp_path):
+    """The same micro-batches and the same weights as without a stop, in another order in each epoch."""
+
+    def trained(states=None):
+        model = driver_of()
+        data = packed(samples_of(lengths_of("uniform")), seed=3)
+        run(model, data, window_weight=100, epochs=3, checkpointer=states)
+        return model
+
+    with pytest.raises(Stopped):
+        trained(Checkpointer(tmp_path / "states", stop=stop_after(stop)))
+    resumed, whole = trained(Checkpointer(tmp_path / "states", resume="auto")), trained()
+    assert resumed.updates == whole.updates and (table_of(resumed) == table_of(whole)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"window_weight": 0}, ValueError, "'window_weight' must be a finite number > 0, but got 0.0"),
+        ({"window_weight": 3, "mini_steps": 2}, ValueError, "must be given, but got mini_steps=2 and window_weight=3"),
+        ({}, ValueError, "one of 'mini_steps', 'micro_batch_size' and 'window_weight' must be given, but got none"),
+    ],
+)
+def test_wrong_windows_are_rejected(options, error, message):
+    with pytest.raises(error, match=f"^For 'train_process', .*{message}"):
+        run(slope_driver(), [micro_batch(1)], **options)
+
+
+@pytest.mark.slow
+@pytest.mark.default
+def test_run_compiles_a_graph_for_each_shape(compiles):
+    data = packed(samples_of(lengths_of("uniform")), shapes=3, seed=3)
+    model = driver_of()
+    run(model, data, window_weight=100, epochs=1)
+    run_once = len(compiles)
+    run(model, data, window_weight=100, epochs=2)
+    assert len(data.shapes) == 3 and len(compiles) == run_once
+    forwards = [name for name in compiles if name == "construct"]
+    assert len(forwards) <= 3 + 3, compiles
