@@ -281,6 +281,12 @@ FAULTS = {
         "return Ended(updated, loss, self._learning_rate(), ",
         "network/test_learning_rate.py::test_recorded_rate_of_a_tail_is_the_one_used[eager]",
     ),
+    "an evaluation without data is NaN": Fault(
+        "training/evaluation.py",
+        "        if columns is None:\n",
+        "        if False:\n",
+        "training/test_callbacks.py::test_exhausted_validation_data_is_rejected[eager]",
+    ),
     # States
     "moments are not saved": Fault(
         "training/loop.py", '**_named("optimizer", optimizer_state), ', "", programs("step")
