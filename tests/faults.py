@@ -287,6 +287,12 @@ FAULTS = {
         "        if False:\n",
         "training/test_callbacks.py::test_exhausted_validation_data_is_rejected[eager]",
     ),
+    "a notebook's Stop ends the kernel": Fault(
+        "training/run.py",
+        "            with interruptible(), ExitStack() as closing:\n",
+        "            with ExitStack() as closing:\n",
+        "test_driver.py::test_sigterm_interrupts_only_in_notebooks[eager-notebook-default]",
+    ),
     # States
     "moments are not saved": Fault(
         "training/loop.py", '**_named("optimizer", optimizer_state), ', "", programs("step")
@@ -477,6 +483,12 @@ FAULTS = {
         "*[zeros] * (count - 1)]",
         "*[Tensor(array)] * (count - 1)]",
         "training/test_coupled.py::test_gradient_equals_that_of_the_large_batch",
+    ),
+    "columns that do not fit together reach the compiler": Fault(
+        "loss/objective.py",
+        "            if len({column.shape[0] for column in micro_batch if column.ndim}) > 1:\n",
+        "            if False:\n",
+        "loss/test_columns.py::test_columns_that_do_not_fit_together_are_rejected_before_a_graph_is_compiled[any]",
     ),
     "verify calls gradients of 0 equal": Fault(
         "verification.py",
