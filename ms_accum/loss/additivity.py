@@ -169,7 +169,7 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
     """Return the tolerance, and the losses of the micro-batches up to the first that can't be run."""
     tolerance, losses = _TOLERANCE, []
     for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE):  # which may have no kernel, or accept one number of rows only
-        with _evaluating(forward, trained, mode), suppress(Exception):
+        with trying(forward, trained, mode), suppress(Exception):
             for micro_batch in micro_batches:
                 loss = forward(*micro_batch)
                 losses.append(float(loss.astype(ms.float32).asnumpy()))
@@ -181,13 +181,20 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
 
 
 @contextmanager
-def _evaluating(network: nn.Cell, trained: Collection[Any], mode: int) -> Iterator[None]:
-    """Run forward passes in evaluation mode inside the block; then restore what they change and count in Python."""
+def trying(network: nn.Cell, trained: Collection[Any], mode: int, *, training: bool = False) -> Iterator[None]:
+    """Run forward passes inside the block, in evaluation mode; then restore what they change and count in Python.
+
+    Args:
+        network (Cell): what runs.
+        trained (Collection[Parameter]): Parameters that a forward does not change.
+        mode (int): MindSpore's mode.
+        training (bool): whether they run in training mode instead. Default: ``False``.
+    """
     mode_before, generator = ms.get_context("mode"), ms.get_rng_state()
     numbers = [(vars(cell), _numbers_in(vars(cell))) for _, cell in network.cells_and_names()]
     ms.set_context(mode=mode)
     try:
-        with restoring(excluding(network.get_parameters(), trained)), training_mode(network, False), synchronously():
+        with restoring(excluding(network.get_parameters(), trained)), training_mode(network, training), synchronously():
             yield
     finally:
         for attributes, values in numbers:
