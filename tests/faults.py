@@ -780,6 +780,18 @@ FAULTS = {
         "            return nullcontext()\n",
         "engine/test_ema.py::test_error_after_evaluation_restores_weights[eager]",
     ),
+    "Model without FlushTail, without a word": Fault(
+        "model_step.py",
+        "            self._warn_if_called_by_model()\n",
+        "            pass\n",
+        "test_model_step.py::test_run_without_flush_tail_is_warned_of_once[eager]",
+    ),
+    "Model predicts without the average": Fault(
+        "model_step.py",
+        "            with self.average.applied():\n                return super().__call__(*columns)\n",
+        "            return super().__call__(*columns)\n",
+        "test_model_step.py::test_predictions_are_those_of_the_average",
+    ),
     # Planted by a reviewer who had not seen the tests
     "empty window lowers the dynamic scale": Fault(
         "engine/loss_scale.py",
