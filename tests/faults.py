@@ -490,6 +490,12 @@ FAULTS = {
         "            if False:\n",
         "loss/test_columns.py::test_columns_that_do_not_fit_together_are_rejected_before_a_graph_is_compiled[any]",
     ),
+    "an Accumulator sums without a word": Fault(
+        "accumulator.py",
+        "            _check.log_once(_SUMS)\n",
+        "            pass\n",
+        "test_accumulator.py::test_sum_that_was_not_chosen_is_logged_once",
+    ),
     "verify calls gradients of 0 equal": Fault(
         "verification.py",
         "if ok and not any(gradient.any() for gradient in expected):",
