@@ -123,6 +123,13 @@ class AdditivityCheck:
         expected = sum(weight * each for weight, each in zip(weights, of_parts) if weight) / (sum(weights) or math.nan)
         if not (np.isfinite(expected) and abs(loss - expected) <= allowed):  # NaN: all labels of a part are ignored
             self.over = True
+            if abs(loss - sum(of_parts)) <= allowed:
+                _check.warn(
+                    f"For '{self._owner}', the loss of a micro-batch of {rows[0]} rows, {loss:.6g}, is the sum of its "
+                    f"parts, {of_parts[0]:.6g} and {of_parts[1]:.6g}, not their mean: give reduction='sum', or a loss "
+                    "that is a mean; or check='off'."
+                )
+                return
             _check.warn(
                 f"For '{self._owner}', the loss of a micro-batch of {rows[0]} rows is {loss:.6g}, but the mean of its "
                 f"parts, {of_parts[0]:.6g} for {_check.quantity(rows[1], 'row')} and {of_parts[1]:.6g} for "
