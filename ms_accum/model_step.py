@@ -102,7 +102,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         network: nn.Cell | tuple[nn.Cell, Callable],
         optimizer: nn.Optimizer | ZeroOptimizer,
         gradient_accumulation_steps: int | Mapping[int, int] | Callable = 4,
-        *,
+        *surplus: Any,
         reduction: str = "mean",
         weight: float | Callable | Mapping[str, float | Callable] | None = None,
         coefficients: Mapping[str, float | Callable] | None = None,
@@ -111,7 +111,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
     ):
         options = checked(_OWNER, options)
         super().__init__(_OWNER, options["compile"])
-        network, loss_fn = _parts_of(network, gradient_accumulation_steps)
+        network, loss_fn = _parts_of(network, gradient_accumulation_steps, surplus)
         self._sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
         weights: Any = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "check": check}
         self._objective = Objective(_OWNER, network, loss_fn, options, **weights)
@@ -355,9 +355,13 @@ class _AverageInEvaluations:
             block.__exit__(None, None, None)
 
 
-def _parts_of(network: Any, steps: Any) -> tuple[nn.Cell, Any]:
+def _parts_of(network: Any, steps: Any, surplus: tuple) -> tuple[nn.Cell, Any]:
     """Return the network and its loss function, None if it returns the loss itself."""
-    if isinstance(steps, nn.Optimizer):  # as for the driver: network, loss, optimizer
+    if hasattr(steps, "parameters"):  # an optimizer, as for the driver: network, loss, optimizer
         _check.raise_invalid(TypeError, _OWNER, "network", "one tuple (network, loss_fn)", "two arguments")
+    if surplus:
+        given = _check.quantity(3 + len(surplus), "argument")
+        rule, remedy = "the last argument without a name", "Name the others, such as clip_norm=1.0."
+        _check.raise_invalid(TypeError, *_SIZE, rule, given, remedy)
     network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
     return _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function"), loss_fn
