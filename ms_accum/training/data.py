@@ -17,6 +17,8 @@ from .. import _check
 from ..network.generators import random_state, set_random_state
 from ..ranks.group import Group, broadcast_number
 
+ONCE_ONLY = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
+
 
 @dataclass
 class Position:
@@ -57,8 +59,7 @@ class Position:
     def check(self, over: bool) -> None:
         """Raise a ValueError if the epoch is over and had no batches."""
         if over and not self.batches:
-            remedy = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
-            _raise_not_yielding(_check.TRAIN, "batches in every epoch", f"none in epoch {self.epoch}", remedy)
+            _raise_not_yielding(_check.TRAIN, "batches in every epoch", f"none in epoch {self.epoch}", ONCE_ONLY)
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""
