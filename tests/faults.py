@@ -1228,6 +1228,30 @@ FAULTS = {
         "zoo/test_text.py::test_only_files_of_the_folder_are_read[eager-file]",
     ),
     # Runs
+    "the rows of an update are those of one rank": Fault(
+        "programs/flags.py",
+        "    rows = args.batch_size * ranks\n",
+        "    rows = args.batch_size\n",
+        "programs/test_flags.py::test_rows_of_an_update_decide_the_window",
+    ),
+    "a layer inside with other rows begins at random": Fault(
+        "saving/model_file.py",
+        'name.rpartition(".")[0] != last_layer or ',
+        "",
+        "programs/test_flags.py::test_model_of_another_network_is_rejected",
+    ),
+    "a last layer of other features begins at random": Fault(
+        "saving/model_file.py",
+        " or there[name][1:] != own[name].shape[1:]",
+        "",
+        "programs/test_flags.py::test_model_of_another_network_is_rejected",
+    ),
+    "a text is trained with the weights of other characters": Fault(
+        "programs/tasks.py",
+        "        _check_characters(self._vocabulary, self._args)\n",
+        "",
+        "programs/test_flags.py::test_model_of_other_characters_is_rejected",
+    ),
     "other data with as many rows resume": Fault(
         "programs/tasks.py",
         '{"rows": data.source.rows, "data": data.source.fingerprint}',
