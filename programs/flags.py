@@ -151,7 +151,7 @@ OTHER_WORDS = {
     **dict.fromkeys(("clip_grad", "max_grad_norm"), "clip_norm"),
     **dict.fromkeys(("arch", "net", "network"), "model"),
     "learning_rate": "lr",
-    **dict.fromkeys(("checkpoint", "finetune", "load", "pretrained", "weights"), "init_from"),
+    **dict.fromkeys(("finetune", "pretrained", "weights"), "init_from"),
     "max_steps": "max_updates",
     **dict.fromkeys(("global_batch_size", "total_batch_size", "train_batch_size"), "effective_batch_size"),
     "data_dir": "data_path",
