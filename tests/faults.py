@@ -1095,6 +1095,12 @@ FAULTS = {
         "lowest = args.min_lr or 0.0",
         "programs/test_flags.py::test_rate_rises_and_falls",
     ),
+    "an evaluation is written twice": Fault(
+        "programs/metrics.py",
+        "            if not is_window:\n",
+        "            if False:\n",
+        "programs/test_metrics.py::test_run_that_is_killed_anywhere_and_resumed_writes_each_line_once",
+    ),
     "a run replaces another one": Fault(
         "programs/folder.py",
         "if os.path.isfile(path) and not args.resume:",
