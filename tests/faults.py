@@ -780,8 +780,8 @@ FAULTS = {
     ),
     "plan of growing windows forgets earlier epochs": Fault(
         "training/sizes.py",
-        "updates + sum(by_epoch), 0, left_over",
-        "updates, 0, left_over",
+        "        before += by_epoch[-1]\n",
+        "",
         "training/test_sizes.py::test_planned_windows_equal_executed_windows[eager-3-flush-2]",
     ),
     "weight 0 ignored in windows of 1": Fault(
@@ -1127,6 +1127,24 @@ FAULTS = {
         "folder.metrics, folder.model):",
         "folder.metrics):",
         "programs/test_runs.py::test_folder_of_another_run_is_not_touched",
+    ),
+    "a closed terminal ends a run without its state": Fault(
+        "programs/command.py",
+        "signal.SIGTERM, signal.SIGHUP)",
+        "signal.SIGTERM)",
+        "programs/test_runs.py::test_run_in_a_terminal_that_is_closed_saves_its_state",
+    ),
+    "the hang-up of the shell after that of the system ends a run": Fault(
+        "programs/command.py",
+        "elif number != signal.SIGHUP:",
+        "else:",
+        "programs/test_runs.py::test_closed_terminal_is_a_signal_that_may_come_twice",
+    ),
+    "a full disk below stdout is not named": Fault(
+        "programs/command.py",
+        "if fault and is_of_system",
+        "if False",
+        "programs/test_runs.py::test_full_disk_below_stdout_is_named",
     ),
     "the file overrides the command line": Fault(
         "programs/flags.py",
