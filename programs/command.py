@@ -52,9 +52,9 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            fault = _fault_of_stdout()
-            is_of_system = isinstance(error, OSError) and error.errno is not None and error.filename is None
-            _complain("error", f"stdout can't be written: {fault}" if fault and is_of_system else _message(error))
+            is_nameless = isinstance(error, OSError) and error.errno is not None and error.filename is None
+            fault = _fault_of_stdout() if is_nameless else None
+            _complain("error", f"stdout can't be written: {fault}" if fault else _message(error))
             return error.code if isinstance(error, (FlagError, Interrupted)) else 1
     return 0
 
@@ -83,7 +83,7 @@ def _complain(kind: str, line: str) -> None:
 def _fault_of_stdout() -> str | None:
     """Return why nothing can be printed, such as a full disk, and print nothing more; None if stdout works."""
     try:
-        sys.stdout.flush()
+        print(flush=True)  # of a line that was written in part, nothing would be left to flush
     except OSError as error:
         silence()  # Python would fail again when it flushes stdout at its exit
         return error.strerror
@@ -168,6 +168,8 @@ class Signals:
         self._handled.__exit__(None, None, None)
         if isinstance(error, Stopped):  # without a signal: another rank received it
             raise Interrupted(self._number or signal.SIGTERM, f"{error}; --resume continues from there") from error
+        if isinstance(error, OSError) and self._number == signal.SIGHUP:  # it printed there before the signal came
+            raise Interrupted(self._number, "its terminal was closed; --resume continues") from error
         if error is None and self._number is not None:
             raise Interrupted(self._number, "the training is complete and saved; --resume evaluates it")
 

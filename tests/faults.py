@@ -1142,8 +1142,8 @@ FAULTS = {
     ),
     "a full disk below stdout is not named": Fault(
         "programs/command.py",
-        "if fault and is_of_system",
-        "if False",
+        "_fault_of_stdout() if is_nameless else None",
+        "None",
         "programs/test_runs.py::test_full_disk_below_stdout_is_named",
     ),
     "the file overrides the command line": Fault(
