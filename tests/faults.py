@@ -1128,6 +1128,12 @@ FAULTS = {
         "folder.metrics):",
         "programs/test_runs.py::test_folder_of_another_run_is_not_touched",
     ),
+    "the rank that fails is blamed alone": Fault(
+        "launch.py",
+        "if code is not None or errors[name]",
+        "if name == failed",
+        "test_launch.py::test_rank_that_the_others_wait_for_is_named",
+    ),
     "a closed terminal ends a run without its state": Fault(
         "programs/command.py",
         "signal.SIGTERM, signal.SIGHUP)",
