@@ -1134,6 +1134,12 @@ FAULTS = {
         "if name == failed",
         "test_launch.py::test_rank_that_the_others_wait_for_is_named",
     ),
+    "two runs write one model": Fault(
+        "programs/folder.py",
+        "if args.ckpt_path and os.access(place, os.W_OK):",
+        "if False:",
+        "programs/test_runs.py::test_model_elsewhere_is_that_of_one_run",
+    ),
     "a closed terminal ends a run without its state": Fault(
         "programs/command.py",
         "signal.SIGTERM, signal.SIGHUP)",

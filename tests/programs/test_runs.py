@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import safetensors.numpy
+from filelock import FileLock
 
 from ms_accum.saving.training_state import read
 from programs.command import SIGNALS, Interrupted, Signals, run
@@ -238,6 +239,18 @@ def test_folder_of_another_run_is_not_touched(finished, capsys):
     assert train("--resume", f"--output_dir={finished}", "--lr=0.5") == 1
     assert "belongs to a run with other settings: lr was 0.04 and is 0.5" in error_of(capsys)
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_model_elsewhere_is_that_of_one_run(capsys):
+    """The second is refused while the first trains; what a killed one left beside the model is removed."""
+    os.makedirs("models/.saving-m.ckpt-01234567")
+    os.makedirs("models/.saving-other.ckpt-01234567")
+    lock = FileLock("models/.m.ckpt.lock")
+    with lock:
+        assert train(*QUICK, "--epochs=1", "--ckpt_path=models/m.ckpt") == 1
+    assert error_of(capsys) == "another run is using 'models/m.ckpt'; give another --ckpt_path"
+    assert train(*QUICK, "--epochs=1", "--ckpt_path=models/m.ckpt") == 0
+    assert {*os.listdir("models")} - {".m.ckpt.lock"} == {"m.ckpt", "m.ckpt.json", ".saving-other.ckpt-01234567"}
 
 
 # Disks and streams
