@@ -25,7 +25,7 @@ class FlagError(Exception):
 
 
 class Interrupted(Exception):
-    """Raised when a signal has ended a run, whose state is saved: exit code 128 + number, so 130, 143 or 129."""
+    """Raised when a signal has ended a run, whose state is saved: exit code 128 + number, so 129, 130 or 143."""
 
     def __init__(self, number: int, details: object):
         super().__init__(f"{signal.Signals(number).name}: {details}")
