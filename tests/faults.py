@@ -401,11 +401,12 @@ FAULTS = {
     ),
     "a position that does not fit is found after the weights are loaded": Fault(
         "training/loop.py",
-        "        at = data.convert(at)\n        warn_about_random_layers(self._network)\n"
+        "        at = data.convert(at) if found_state.changed else at\n"
+        "        warn_about_random_layers(self._network)\n"
         "        restore(found_state.state, parameters, found_state.path, changed=bool(found_state.changed))\n",
         "        warn_about_random_layers(self._network)\n"
         "        restore(found_state.state, parameters, found_state.path, changed=bool(found_state.changed))\n"
-        "        at = data.convert(at)\n",
+        "        at = data.convert(at) if found_state.changed else at\n",
         "saving/test_resume.py::test_fewer_batches_than_are_done_are_refused",
     ),
     "metadata in an order of chance": Fault(

@@ -264,8 +264,7 @@ def _is_position(at: Any) -> bool:
         return False
     if not all(is_valid(at[name]) for name, is_valid in _POSITION.items()):
         return False
-    within = at["total"] is None or at["batches"] <= at["total"]
-    return within and at["epoch"] > 0 and at["ranks"] > 0 and at["size"] != 0
+    return at["epoch"] > 0 and at["ranks"] > 0 and at["size"] != 0
 
 
 def _is_score(best: Any) -> bool:

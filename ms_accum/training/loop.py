@@ -98,7 +98,7 @@ class RunState:
         if at.epochs_begun > epochs:
             got = f"but got {epochs}: '{found_state.path}' has begun epoch {at.epochs_begun}"
             raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.epochs_begun}, {got}.")
-        at = data.convert(at)
+        at = data.convert(at) if found_state.changed else at
         warn_about_random_layers(self._network)
         restore(found_state.state, parameters, found_state.path, changed=bool(found_state.changed))
         self._step.load(metadata)
@@ -313,7 +313,7 @@ class ResumableLoop:
             reason = f"has epochs of {_check.quantity(at.total or 0, 'batch')}, but this data set has {self._at.total}"
             raise CheckpointError(f"The run of '{found_state.path}' {reason}. Resume it with batches of the same size.")
         micro_batches_done = (at.total or 0) * (at.epoch - 1) + at.batches
-        if at.total and micro_batches_done >= 2**31:  # MindSpore counts in 32 bits
+        if at.total and (at.batches > at.total or micro_batches_done >= 2**31):  # MindSpore counts in 32 bits
             reason = f"has finished {micro_batches_done:,} micro-batches, which a data set of MindSpore can't skip"
             raise CheckpointError(f"The run of '{found_state.path}' {reason}.")
         restore(found_state.state, parameters, found_state.path, changed=bool(found_state.changed))
