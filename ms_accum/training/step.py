@@ -281,7 +281,7 @@ class Step:
         self._steps_before = self._optimizer_steps() - self.updates
         self.skipped = counters["skipped"]
         self.updated = counters["updated"]
-        self.skipped_in_a_row = counters["skips"]
+        self.skipped_in_a_row = counters.get("skips") or 0  # none in a state of an Accumulator
 
 
 class ShowsWindows:

@@ -533,8 +533,11 @@ def test_fewer_batches_than_are_done_are_refused(tmp_path, size):
         Run().train(data(24), 1, epochs=1, states=Checkpointer(tmp_path, stop=stop_after(9)))
     states = Checkpointer(tmp_path, resume="auto", allow_config_change=True)
     message = f"'train_dataset' must have more batches, but got {8 // size}, of which the run"
+    run = Run()
+    before = digest(run.optimizer.get_parameters())
     with pytest.raises(ValueError, match=message):
-        Run().train(data(8, size), 1, epochs=1, states=states)
+        run.train(data(8, size), 1, epochs=1, states=states)
+    assert digest(run.optimizer.get_parameters()) == before and run.model.updates == 0
 
 
 def test_batch_with_another_split_is_restarted(tmp_path):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import hashlib
 import random
 import socket
 import time
+import urllib.request
 import zipfile
 
 import pytest
@@ -193,6 +195,26 @@ def test_server_that_stops_sending_is_an_error(tmp_path, small, serve, monkeypat
     gc.collect()
 
 
+@pytest.mark.parametrize("announced", [True, False])
+def test_server_that_sends_more_than_there_can_be_is_left(tmp_path, small, serve, monkeypatch, announced):
+    """Its body has no end."""
+    monkeypatch.setattr(model_zoo.data.download, "_MORE", 1000)
+    sent = []
+
+    def endless(handler):
+        sends(b"", length=2**60, announced=announced)(handler)
+        with contextlib.suppress(OSError):
+            while len(sent) < 1000:
+                handler.wfile.write(bytes(2**16))
+                sent.append(1)
+
+    most = 1000 + sum(size for _, size in model_zoo.data.download.MNIST.files.values())
+    message = error_of(download_mnist, serve(endless), tmp_path, OSError)
+    assert f"it is larger than {most:,} bytes" in message and len(sent) < 1000
+    assert urllib.request._opener is None
+    assert "it is not one of http or https" in error_of(download_mnist, "ftp://127.0.0.1/x.zip", tmp_path, OSError)
+
+
 def test_what_is_no_zip_archive_is_rejected(tmp_path, small, small_cifar10, serve):
     for body in (b"<html>moved</html>", small_cifar10):
         message = error_of(download_mnist, serve(sends(body)), tmp_path, DataError)
@@ -200,7 +222,7 @@ def test_what_is_no_zip_archive_is_rejected(tmp_path, small, small_cifar10, serv
 
 
 def test_interrupt_leaves_no_files(tmp_path, small, monkeypatch):
-    def interrupted(caller, url, archive):
+    def interrupted(caller, url, archive, most):
         archive.write_bytes(b"half")
         raise KeyboardInterrupt
 
