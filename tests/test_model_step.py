@@ -339,6 +339,18 @@ def test_flush_tail_requires_accumulated_train_step():
 
 
 @pytest.mark.host
+@pytest.mark.parametrize("weight", [1e-39, 1e-31, 3e38])
+def test_loss_and_gradient_do_not_depend_on_the_size_of_weights(weight):
+    network = Slope()
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 1.0), 2, weight=lambda x: weight)
+    loss = [step(*micro_batch(value)) for value in (1.0, 3.0)][-1]
+    assert network.w.asnumpy() == pytest.approx(-2.0) and step.grad_norm == pytest.approx(2.0)
+    assert float(loss.asnumpy()) == 0.0  # the weights were 0
+    step(*micro_batch(1.0))
+    assert float(step(*micro_batch(3.0)).asnumpy()) == pytest.approx(-4.0)
+
+
+@pytest.mark.host
 def test_run_without_flush_tail_is_warned_of_once():
     """In a loop of the user's nothing is missing: it calls `flush`."""
     network, ones = Slope(), dataset([micro_batch(1)] * 3)
