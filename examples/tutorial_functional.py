@@ -16,7 +16,7 @@ ms.set_seed(1)
 window, digits = 2, create_dataset(image_size=28, usage="train")
 network, loss_fn = MLP(), nn.CrossEntropyLoss()
 optimizer = nn.SGD(network.trainable_params(), 0.1)
-accumulator = Accumulator(optimizer, window)  # sums, as the tutorial's does
+accumulator = Accumulator(optimizer, window, reduction="sum")  # as the tutorial's does
 
 
 def share_of_window(image, label):

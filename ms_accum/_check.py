@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 import sys
@@ -10,6 +11,8 @@ import warnings
 from numbers import Integral, Real
 from typing import Any, NamedTuple, NoReturn
 
+_log = logging.getLogger("ms_accum")
+_logged: set[str] = set()
 _INSIDE = ("ms_accum", "contextlib", "importlib")
 _MAX_LENGTH = 200
 _HEADING = re.compile(r"- .*:$|- C\+\+ Call Stack|- The ")
@@ -73,6 +76,13 @@ def warn(text: str, kind: type[Warning] = RuntimeWarning) -> None:
     while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, kind, stacklevel=level)
+
+
+def log_once(text: str, *values: object) -> None:
+    """Log a warning, once in this process: what a test that makes errors of warnings should not end."""
+    if text not in _logged:
+        _logged.add(text)
+        _log.warning(text, *values)
 
 
 def raise_invalid(error: type[Exception], owner: str, name: str, rule: str, value: Any, remedy: str = "") -> NoReturn:

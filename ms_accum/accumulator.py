@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 _OWNER = "Accumulator"
 _SIZE = _check.Argument(_OWNER, "accumulate_step")
+_SUMS = (
+    f"For '{_OWNER}', 'reduction' is not given, so gradients are summed, as in MindSpore's tutorial: divide each loss "
+    "by 'accumulate_step', and give reduction='sum' to silence this line; or give reduction='mean', and do not divide."
+)
 
 
 @with_options
@@ -49,7 +53,7 @@ class Accumulator:
         accumulate_step (Union[int, dict, Callable]): the number of micro-batches in a window; 1 needs no accumulators.
             A dict maps the first update of each size to the size, such as ``{0: 1, 100: 4}``. A function is compiled,
             and gets the number of updates as a Tensor.
-        reduction (str): ``"sum"`` or ``"mean"``. Default: ``"sum"``.
+        reduction (Optional[str]): ``"sum"`` or ``"mean"``. Default: ``None``, ``"sum"``, with a line in the log.
         network (Optional[Cell]): the network that the step differentiates. Needed with several ranks, which compare its
             other Parameters and draw different random numbers. Only with it there is a warning about BatchNorm.
             Default: ``None``.
@@ -113,13 +117,15 @@ class Accumulator:
         accumulate_step: int | Mapping[int, int] | Callable,
         clip_norm: float | None = None,
         *,
-        reduction: str = "sum",
+        reduction: str | None = None,
         network: nn.Cell | None = None,
         **options: Unpack[OptionsButClip],
     ):
         chosen = checked(_OWNER, {**options, "clip_norm": clip_norm})
         sizes = sizes_of(*_SIZE, accumulate_step)
-        _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
+        if reduction is None and sizes.constant != 1:
+            _check.log_once(_SUMS)
+        reduction = "sum" if reduction is None else _check.one_of(_OWNER, "reduction", reduction, REDUCTIONS)
         config = resolve(_OWNER, optimizer, network, chosen, divides=reduction == "mean", in_graph=True)
         tune(_OWNER, (optimizer if network is None else network).get_parameters())
         if config.group is not None and network is None:

@@ -162,8 +162,8 @@ class GradientAccumulation(ShowsWindows):
                 evaluation inside it. Default: ``None``.
 
         Args: Evaluation
-            valid_dataset (Union[None, Dataset, Iterable]): what to evaluate. `on_eval_end` of callbacks gets the
-                results as `eval_results`. Default: ``None``.
+            valid_dataset (Union[None, Dataset, Iterable]): what to evaluate, read anew each time. `on_eval_end` of
+                callbacks gets the results as `eval_results`. Default: ``None``.
             metrics (Union[None, dict, set]): MindSpore's metrics for the evaluation, as for `mindspore.train.Model`,
                 such as ``{"acc"}``. The mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
             eval_every (Optional[int]): the number of updates from one evaluation to the next, also inside an epoch;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Callable
@@ -64,7 +65,8 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
 
     With ``nonfinite="raise"`` it is `FlushTail` that ends the run with an error. The average of the weights (`ema`) is
-    applied by `FlushTail` while `Model.fit` evaluates, and by `eval_network` in all evaluations.
+    applied by `FlushTail` while `Model.fit` evaluates, and by `eval_network` in all evaluations. `Model.predict`, with
+    the average, too, returns the network's output for the first column.
 
     Outputs:
         Tensor, the mean loss of the last complete window over all ranks; 0 before the first one.
@@ -100,7 +102,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         network: nn.Cell | tuple[nn.Cell, Callable],
         optimizer: nn.Optimizer | ZeroOptimizer,
         gradient_accumulation_steps: int | Mapping[int, int] | Callable = 4,
-        *,
+        *surplus: Any,
         reduction: str = "mean",
         weight: float | Callable | Mapping[str, float | Callable] | None = None,
         coefficients: Mapping[str, float | Callable] | None = None,
@@ -109,7 +111,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
     ):
         options = checked(_OWNER, options)
         super().__init__(_OWNER, options["compile"])
-        network, loss_fn = _parts_of(network, gradient_accumulation_steps)
+        network, loss_fn = _parts_of(network, gradient_accumulation_steps, surplus)
         self._sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
         weights: Any = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "check": check}
         self._objective = Objective(_OWNER, network, loss_fn, options, **weights)
@@ -126,7 +128,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         # In a tuple, so that it is not a part of the step, whose Cells and parameters are saved.
         self._eval_network = (_Evaluate(self._objective, self.average, lambda: self.updates, self.compiles),)
         self._waiting: list[tuple] = []
-        self._left, self._size = 0, 0
+        self._left, self._size, self._has_begun = 0, 0, False
         self._loss, self._grad_norm, self._updated, self._not_finite = 0.0, 0.0, False, 0
         self.terms: dict[str, float] = {}
         """dict, the mean of each term of the loss in the last window, without those that counted nothing."""
@@ -136,10 +138,14 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
             self._objective.warn(training=True)  # `Model` sets it, for all layers
 
     def __call__(self, *columns: Tensor) -> Any:
-        if not self.training:
-            return super().__call__(*columns)
+        if not self.training:  # `Model.predict`
+            with self.average.applied():
+                return super().__call__(*columns)
         if not self._waiting:
             self._size, self._updated = self._sizes.size_after(self.updates), False
+        if not self._has_begun:
+            self._has_begun = True
+            self._warn_if_called_by_model()
         self._left -= 1
         ends = is_full(len(self._waiting) + 1, self._size) or self._left == 0
         self._waiting.append(columns if ends else tuple(map(copied, columns)))  # loaders reuse their buffers
@@ -147,10 +153,20 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
             self._run()
         return Tensor(self._loss, ms.float32)
 
+    def _warn_if_called_by_model(self) -> None:
+        """Warn that nothing will end the last window, which a loop of the user's ends with `flush`."""
+        if sys._getframe(2).f_globals.get("__name__") == "mindspore.train.model":
+            _check.warn(
+                f"For '{_OWNER}', Model is run without the callback FlushTail: micro-batches that do not fill a window "
+                "wait for the next epoch, and are lost after the last; callbacks do not get the optimizer. Give "
+                "callbacks=[FlushTail(), ...]."
+            )
+
     def construct(self, *columns: Tensor) -> Any:
         if self.training:
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
-        return call(self._objective.evaluated, columns)
+        network = self._objective.network
+        return call(network, columns) if self._objective.loss_fn is None else network(columns[0])
 
     def _run(self) -> Ended | None:
         """Run the window that waits; None if no rank has one, or if it was left because of a request to stop."""
@@ -177,11 +193,12 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
 
     def epoch_begins(self, micro_batches: int) -> None:
         """Set the number of micro-batches after which the window ends even if it is not full; 0: only if it is."""
-        self._left = micro_batches
+        self._left, self._has_begun = micro_batches, micro_batches > 0
 
     def clear(self) -> None:
         """Discard the micro-batches of an open window, and what is known of the last one."""
         self._waiting, self._left, self._loss, self.terms = [], 0, 0.0, {}
+        self._has_begun = False
         self._step.open(self._sizes.constant or 0)
 
     def flush(self) -> bool:
@@ -338,9 +355,13 @@ class _AverageInEvaluations:
             block.__exit__(None, None, None)
 
 
-def _parts_of(network: Any, steps: Any) -> tuple[nn.Cell, Any]:
+def _parts_of(network: Any, steps: Any, surplus: tuple) -> tuple[nn.Cell, Any]:
     """Return the network and its loss function, None if it returns the loss itself."""
-    if isinstance(steps, nn.Optimizer):  # as for the driver: network, loss, optimizer
+    if hasattr(steps, "parameters"):  # an optimizer, as for the driver: network, loss, optimizer
         _check.raise_invalid(TypeError, _OWNER, "network", "one tuple (network, loss_fn)", "two arguments")
+    if surplus:
+        given = _check.quantity(3 + len(surplus), "argument")
+        rule, remedy = "the last argument without a name", "Name the others, such as clip_norm=1.0."
+        _check.raise_invalid(TypeError, *_SIZE, rule, given, remedy)
     network, loss_fn = network if isinstance(network, (tuple, list)) and len(network) == 2 else (network, None)
     return _check.instance(_OWNER, "network", network, nn.Cell, "a Cell, or a Cell and its loss function"), loss_fn

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -18,16 +19,22 @@ from . import _check
 from .driver import GradientAccumulation
 from .layers import CountedDropout, takes_statistics
 from .loss.known_losses import loss_reduction
-from .network.compiled import in_graphs
+from .loss.objective import Weight
+from .network.compiled import in_graphs, words_of
 from .network.generators import random_layers
 from .network.parameters import as_array, copies_of, restore
 from .network.training_mode import training_mode
 from .training.coupled import CoupledLoss
 
+_log = logging.getLogger("ms_accum")
 _OWNER = "verify"
 _SHOWN = 8
 _AGREE = "The gradients agree."
-_NOT_FINITE = "A gradient is not finite: look for NaN in the data, overflows, and weights that are all 0."
+_NOT_FINITE = (
+    "A gradient is not finite: look for NaN in the data, overflows, and weights that are all 0, as if no label counts."
+)
+_NOTHING = "All gradients are 0, which says nothing: no label may count, or the loss may not depend on the network."
+_COUPLED = "If the loss compares the rows of a batch, it needs CoupledLoss."
 _BATCH_NORM = (
     "BatchNorm normalizes each micro-batch with its own statistics: use batch_to_group_norm or freeze_batch_norm."
 )
@@ -81,9 +88,10 @@ def verify(
     """Compare the accumulated gradient with that of one large batch, on your network, loss and data.
 
     The batch is split into this number of micro-batches, the last of which is shorter. Both gradients are those that
-    `GradientAccumulation` would pass to the optimizer. If they differ, `verify` names the most likely cause, where it
-    is certain: BatchNorm, something random, or a `reduction` or `weight` with which the gradients would agree. The
-    network is not changed.
+    `GradientAccumulation` would pass to the optimizer. If they differ, `verify` logs by how much, and names the most
+    likely cause, where it is certain: BatchNorm, something random, or a `reduction` or `weight` with which the
+    gradients would agree. If all gradients are 0, or a micro-batch can't be run, they do not agree. The network is not
+    changed.
 
     Args:
         network (Cell): the network, as for `GradientAccumulation`.
@@ -147,9 +155,16 @@ class _Trial:
 
     def result(self) -> Verification:
         """Return the result."""
-        expected, accumulated = self._both()
-        table = self._table(expected, accumulated)
-        ok = self._agree(expected, accumulated)
+        expected = self._gradient([self.batch])
+        try:
+            accumulated = self._gradient(self.micro_batches)
+        except Exception as error:  # the batch could be run
+            words = words_of(error).rstrip(".")
+            cause = f"A micro-batch can't be run: {words}. {'' if 'CoupledLoss' in words else _COUPLED}".rstrip()
+            return Verification(False, cause, self._table(expected, _unknown(expected)))
+        table, ok = self._table(expected, accumulated), self._agree(expected, accumulated)
+        if ok and not any(gradient.any() for gradient in expected):
+            return Verification(False, _NOTHING, table)
         return Verification(ok, _AGREE if ok else self._cause(expected, accumulated), table)
 
     def _cause(self, expected: Gradient, accumulated: Gradient) -> str:
@@ -158,68 +173,103 @@ class _Trial:
         cells = dict(self.network.cells_and_names())
         if any(takes_statistics(cell, training=True) for cell in cells.values()):
             return _BATCH_NORM
+        largest = max(difference for _, _, difference in self._table(expected, accumulated))
+        _log.warning(
+            "For 'verify', the gradients differ, by up to %.2g of the largest element. To find the cause, the network "
+            "is compiled and run a few times more.",
+            largest,
+        )
         counted = [cell for cell in cells.values() if isinstance(cell, CountedDropout) and cell.p]
         off = [*counted, *(cells[name] for name in random_layers(self.network))]
         if off:
-            expected, accumulated = self._both(off)
+            expected, accumulated = self._gradient([self.batch], off), self._gradient(self.micro_batches, off)
             if self._agree(expected, accumulated):
                 return _DROPOUT
         if not self._agree(expected, self._gradient([self.batch], off)):
             return _RANDOM
-        for text, options in self._other_options():
-            if self._agree(expected, self._gradient(self.micro_batches, off, **options)):
-                return f"With {text} the gradients agree."
-        return _UNCERTAIN
+        meant = self._meant(expected, off)
+        return _UNCERTAIN if meant is None else f"With {meant} the gradients agree."
 
-    def _other_options(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield what the user may have meant, as text and as the driver's arguments."""
+    def _meant(self, expected: Gradient, off: Sequence[nn.Cell]) -> str | None:
+        """Return the options with which the gradients would agree, as text.
+
+        Each micro-batch is run once: with other options its gradient only gets another factor.
+        """
+        factors = self._factors()
+        sums = {text: [np.zeros_like(gradient) for gradient in expected] for text in factors}
+        if not factors:
+            return None
+        windows, options = ([micro_batch] for micro_batch in self.micro_batches), {"reduction": "mean", "weight": 1.0}
+        for number, gradient in enumerate(self._gradients(windows, off, **options)):
+            for text, of_all in sums.items():
+                factor = factors[text][number]
+                if factor:  # the mean over nothing is 0/0
+                    for total, of_parameter in zip(of_all, gradient):
+                        total += factor * of_parameter
+        return next((text for text, of_all in sums.items() if self._agree(expected, of_all)), None)
+
+    def _factors(self) -> dict[str, np.ndarray]:
+        """Return what the user may have meant, as text, and the factor of each micro-batch's gradient then."""
         weight, averages = self.options["weight"], self.options["reduction"] == "mean"
-        if (
-            isinstance(weight, Mapping)
-            or isinstance(self.loss_fn, CoupledLoss)
-            or loss_reduction(self.loss_fn) == "sum"
-        ):
-            return
+        summing = loss_reduction(self.loss_fn) == "sum"
+        if isinstance(weight, Mapping) or isinstance(self.loss_fn, CoupledLoss) or summing:
+            return {}
+        alike = np.ones(len(self.micro_batches))
+        tried = [self._shares(Weight(_OWNER, weight, "mean", self.loss_fn).of) if averages else alike]
+        factors: dict[str, np.ndarray] = {}
         if averages and in_graphs(self.options["compile"]):  # outside graphs MindSpore's backward of a mean may sum
-            yield "reduction='sum' and weight=None", {"reduction": "sum", "weight": None}
+            factors["reduction='sum' and weight=None"] = alike
         mean = "" if averages else "reduction='mean' and "
-        if mean or weight is not None:
-            yield f"{mean}weight=None", {"reduction": "mean", "weight": None}
-        for number in range(1, len(self.batch)):
-            for sign, compare in ((">=", operator.ge), ("!=", operator.ne)):
-                text = f"{mean}weight=lambda *columns: (columns[{number}] {sign} 0).sum()"
-                yield text, {"reduction": "mean", "weight": partial(_count, number, compare)}
+        weights: dict[str, Callable[[tuple], float]] = {"None": Weight(_OWNER, None, "mean", self.loss_fn).of}
+        for number, column in enumerate(self.batch[1:], 1):
+            is_integer = "Int" in str(column.dtype)
+            for sign, compare in ((">=", operator.ge), ("!=", operator.ne))[not is_integer :]:
+                text = f"lambda *columns: (columns[{number}] {sign} 0).sum()"
+                weights[text] = partial(_count, number, compare)
+        for text, weight_of in weights.items():
+            shares = self._shares(weight_of)
+            if not any(np.allclose(shares, others) for others in tried):
+                tried.append(shares)
+                factors[f"{mean}weight={text}"] = shares
+        return factors
 
-    def _both(self, off: Sequence[nn.Cell] = ()) -> tuple[Gradient, Gradient]:
-        return self._gradient([self.batch], off), self._gradient(self.micro_batches, off)
+    def _shares(self, weight_of: Callable[[tuple], float]) -> np.ndarray:
+        """Return what each micro-batch counts for, divided by the sum."""
+        weights = np.array([weight_of(micro_batch) for micro_batch in self.micro_batches], np.float64)
+        return weights / (weights.sum() or np.nan)
 
-    def _gradient(self, micro_batches: Sequence[tuple], off: Sequence[nn.Cell] = (), **options: Any) -> Gradient:
-        """Return the gradient that the optimizer gets, read from Momentum's moments; a rate of 0 keeps the weights.
+    def _gradient(self, micro_batches: Sequence[tuple], off: Sequence[nn.Cell] = ()) -> Gradient:
+        return next(self._gradients([micro_batches], off))
+
+    def _gradients(
+        self, windows: Iterable[Sequence[tuple]], off: Sequence[nn.Cell] = (), **options: Any
+    ) -> Iterator[Gradient]:
+        """Yield the gradient of each window that the optimizer gets, read from Momentum's moments.
 
         Args:
-            micro_batches (Sequence[tuple]): one window.
+            windows (Iterable): windows of micro-batches, of the same size.
             off (Sequence[Cell]): layers that behave as in evaluation.
             options: arguments of the driver that differ.
         """
         trained = self.network.trainable_params()
-        optimizer = nn.Momentum(trained, 0.0, 0.9)
+        optimizer = nn.Momentum(trained, 0.0, 0.9)  # a rate of 0 keeps the weights
         arguments: dict[str, Any] = {**self.options, **options, "check": "off", "group": None}
         model = GradientAccumulation(self.network, self.loss_fn, optimizer, **arguments)
         cells = [cell for cell in (self.network, self.loss_fn) if isinstance(cell, nn.Cell)]
-        copies = copies_of([parameter for cell in cells for parameter in cell.get_parameters()])
-        generator = ms.get_rng_state()
-        with training_mode(self.network, True), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            for layer in off:
-                layer.set_train(False)
-            try:
-                model.train_process(1, list(micro_batches), len(micro_batches), report=(), ckpt_path=None)
-            finally:
-                restore(copies)
-                ms.set_rng_state(generator)
-        if not model.updates:
-            return [np.full(parameter.shape, np.nan) for parameter in trained]
-        return [as_array(moment).astype(np.float64) for moment in optimizer.moments]
+        changed = [*(parameter for cell in cells for parameter in cell.get_parameters()), *optimizer.moments]
+        for micro_batches in windows:
+            copies, generator = copies_of(changed), ms.get_rng_state()
+            with training_mode(self.network, True), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                for layer in off:
+                    layer.set_train(False)
+                try:
+                    model.train_process(1, list(micro_batches), len(micro_batches), report=(), ckpt_path=None)
+                    gradient = [as_array(moment).astype(np.float64) for moment in optimizer.moments]
+                finally:
+                    restore(copies)
+                    ms.set_rng_state(generator)
+            yield gradient if model.updated else _unknown(gradient)
 
     def _agree(self, expected: Gradient, accumulated: Gradient) -> bool:
         return all(difference <= self.rtol for _, _, difference in self._table(expected, accumulated))
@@ -235,9 +285,14 @@ class _Trial:
         return rows
 
 
-def _count(number: int, compare: Callable, *columns: Tensor) -> int:
+def _count(number: int, compare: Callable, columns: tuple) -> int:
     """Return how many elements of a column differ from 0, or are not below it."""
     return int(compare(as_array(columns[number]), 0).sum())
+
+
+def _unknown(gradient: Gradient) -> Gradient:
+    """Return a gradient of the same shapes that is NaN."""
+    return [np.full(of_parameter.shape, np.nan) for of_parameter in gradient]
 
 
 def _split(columns: tuple, steps: int) -> list[tuple]:

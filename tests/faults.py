@@ -280,6 +280,18 @@ FAULTS = {
         "return Ended(updated, loss, self._learning_rate(), ",
         "network/test_learning_rate.py::test_recorded_rate_of_a_tail_is_the_one_used[eager]",
     ),
+    "an evaluation without data is NaN": Fault(
+        "training/evaluation.py",
+        "        if columns is None:\n",
+        "        if False:\n",
+        "training/test_callbacks.py::test_exhausted_validation_data_is_rejected[eager]",
+    ),
+    "a notebook's Stop ends the kernel": Fault(
+        "training/run.py",
+        "            with interruptible(), ExitStack() as closing:\n",
+        "            with ExitStack() as closing:\n",
+        "test_driver.py::test_sigterm_interrupts_only_in_notebooks[eager-notebook-default]",
+    ),
     # States
     "moments are not saved": Fault(
         "training/loop.py", '**_named("optimizer", optimizer_state), ', "", programs("step")
@@ -486,6 +498,30 @@ FAULTS = {
         "*[zeros] * (count - 1)]",
         "*[Tensor(array)] * (count - 1)]",
         "training/test_coupled.py::test_gradient_equals_that_of_the_large_batch",
+    ),
+    "columns that do not fit together reach the compiler": Fault(
+        "loss/objective.py",
+        "            if len({column.shape[0] for column in micro_batch if column.ndim}) > 1:\n",
+        "            if False:\n",
+        "loss/test_columns.py::test_columns_that_do_not_fit_together_are_rejected_before_a_graph_is_compiled[any]",
+    ),
+    "an Accumulator sums without a word": Fault(
+        "accumulator.py",
+        "            _check.log_once(_SUMS)\n",
+        "            pass\n",
+        "test_accumulator.py::test_sum_that_was_not_chosen_is_logged_once",
+    ),
+    "a sum is advised to be weighted": Fault(
+        "loss/additivity.py",
+        "            if abs(loss - sum(of_parts)) <= allowed:\n",
+        "            if False:\n",
+        "loss/test_additivity.py::test_sum_is_named[eager]",
+    ),
+    "verify calls gradients of 0 equal": Fault(
+        "verification.py",
+        "if ok and not any(gradient.any() for gradient in expected):",
+        "if False:",
+        "test_verification.py::test_gradients_of_0_say_nothing[eager]",
     ),
     # Networks and optimizers
     "sparse gradients are accepted": Fault(
@@ -770,6 +806,18 @@ FAULTS = {
         "            return averaged(self._ema)\n",
         "            return nullcontext()\n",
         "engine/test_ema.py::test_error_after_evaluation_restores_weights[eager]",
+    ),
+    "Model without FlushTail, without a word": Fault(
+        "model_step.py",
+        "            self._warn_if_called_by_model()\n",
+        "            pass\n",
+        "test_model_step.py::test_run_without_flush_tail_is_warned_of_once[eager]",
+    ),
+    "Model predicts without the average": Fault(
+        "model_step.py",
+        "            with self.average.applied():\n                return super().__call__(*columns)\n",
+        "            return super().__call__(*columns)\n",
+        "test_model_step.py::test_predictions_are_those_of_the_average",
     ),
     # Planted by a reviewer who had not seen the tests
     "empty window lowers the dynamic scale": Fault(

@@ -10,7 +10,7 @@ from mindspore.common.initializer import initializer
 from mindspore.experimental import optim
 
 from helpers import Slope, values
-from ms_accum import Accumulator
+from ms_accum import Accumulator, _check
 from ms_accum.engine import window as windows
 
 
@@ -276,6 +276,19 @@ def test_numpy_scalars_and_one_element_tensors_are_valid_weights(weight):
     accumulator(as_gradients(1.0), weight)
     accumulator(as_gradients(4.0), 4)
     assert accumulator.updates == 1 and values(accumulator.optimizer.parameters)[0] == [-2.0]
+
+
+def test_sum_that_was_not_chosen_is_logged_once(monkeypatch, caplog):
+    """In the constructor: a compiled step can't."""
+    monkeypatch.setattr(_check, "_logged", set())
+    optimizer = nn.SGD(make_parameters((1,)), 1.0)
+    for options in ({"reduction": "sum"}, {"reduction": "mean"}):
+        Accumulator(optimizer, 2, **options)
+    Accumulator(optimizer, 1)  # a sum of one
+    assert not caplog.messages
+    assert [Accumulator(optimizer, size).settings["reduction"] for size in (2, {0: 1, 9: 2})] == ["sum"] * 2
+    (message,) = caplog.messages
+    assert "'reduction' is not given, so gradients are summed" in message and "give reduction='mean'" in message
 
 
 def test_weight_with_sum_reduction_is_rejected():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 import os
+import signal
+import threading
+from contextlib import suppress
 
 import mindspore as ms
 import numpy as np
@@ -33,6 +37,50 @@ def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
     loss = cross_entropy() if loss is None else loss
     optimizer = make(network.trainable_params(), lr)
     return network, optimizer, GradientAccumulation(network, loss, optimizer, **options)
+
+
+# Interrupts
+
+
+def mine(number, frame):
+    """A program's handler."""
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, mine], ids=["default", "mine"])
+@pytest.mark.parametrize("place", ["notebook", "thread", "program"])
+def test_sigterm_interrupts_only_in_notebooks(place, handler, monkeypatch):
+    """There MindSpore turns "Stop" into SIGTERM; tests/pages/test_notebook.py tries it in a kernel."""
+    model, seen = slope_driver(), []
+
+    def rows():
+        yield micro_batch(1)
+        seen.append(signal.getsignal(signal.SIGTERM))
+        if seen[0] == signal.default_int_handler:
+            signal.raise_signal(signal.SIGTERM)
+        yield micro_batch(2)
+
+    def train():
+        with suppress(KeyboardInterrupt):
+            run(model, rows(), 2)
+
+    if place != "program":
+        monkeypatch.setattr(builtins, "get_ipython", object, raising=False)
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        thread = threading.Thread(target=train)
+        if place == "thread":
+            thread.start()
+            thread.join()
+        else:
+            train()
+        after = signal.getsignal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    interrupts = place == "notebook" and handler == signal.SIG_DFL
+    assert seen == [signal.default_int_handler if interrupts else handler] and after == handler
+    assert model.updates == (not interrupts)
+    run(model, [micro_batch(1)] * 2, 2)
+    assert model.updates == 1 + (not interrupts)
 
 
 # Tails

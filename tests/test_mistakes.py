@@ -75,6 +75,14 @@ WEIGHT = "'weight' must be a function of the 2 columns of a micro-batch, but got
 CLASS = "'optimizer' must be a MindSpore optimizer, but got the class SGD. Write SGD(...)."
 EMA = "'ema' must be an Ema, but got float. Write Ema(0.999)."
 
+
+def arguments_of_a_step(*more):
+    """Create a step with the loss function beside the network, as for the driver."""
+    network, optimizer = parts()
+    return AccumulatedTrainStep(network, cross_entropy(), optimizer, *more)
+
+
+ONE_TUPLE = "'network' must be one tuple (network, loss_fn), but got two arguments."
 MISTAKES = {
     "loss and gradients in a graph": (lambda: accumulate(unchanged), ValueError, PAIR),
     "loss and gradients in a loop": (lambda: accumulate(unchanged, compiled=False), ValueError, PAIR),
@@ -94,6 +102,13 @@ MISTAKES = {
     "class of an optimizer": (lambda: drive(optimizer=nn.SGD), TypeError, CLASS),
     "class of an optimizer in an Accumulator": (lambda: Accumulator(nn.SGD, 2), TypeError, CLASS),
     "class of an optimizer in a step": (lambda: step(optimizer=nn.SGD), TypeError, CLASS),
+    "step with the driver's arguments": (lambda: arguments_of_a_step(2), TypeError, ONE_TUPLE),
+    "step with the driver's first arguments": (arguments_of_a_step, TypeError, ONE_TUPLE),
+    "step with too many arguments": (
+        lambda: AccumulatedTrainStep(*parts(), 2, "sum"),
+        TypeError,
+        "'gradient_accumulation_steps' must be the last argument without a name, but got 4 arguments. Name the others",
+    ),
     "columns that the host has not seen": (in_sink_mode, ValueError, "'dataset_sink_mode' must be False."),
     "class of a loss": (
         lambda: drive(nn.CrossEntropyLoss),

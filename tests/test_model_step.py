@@ -339,6 +339,30 @@ def test_flush_tail_requires_accumulated_train_step():
 
 
 @pytest.mark.host
+@pytest.mark.parametrize("weight", [1e-39, 1e-31, 3e38])
+def test_loss_and_gradient_do_not_depend_on_the_size_of_weights(weight):
+    network = Slope()
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 1.0), 2, weight=lambda x: weight)
+    loss = [step(*micro_batch(value)) for value in (1.0, 3.0)][-1]
+    assert network.w.asnumpy() == pytest.approx(-2.0) and step.grad_norm == pytest.approx(2.0)
+    assert float(loss.asnumpy()) == 0.0  # the weights were 0
+    step(*micro_batch(1.0))
+    assert float(step(*micro_batch(3.0)).asnumpy()) == pytest.approx(-4.0)
+
+
+@pytest.mark.host
+def test_run_without_flush_tail_is_warned_of_once():
+    """In a loop of the user's nothing is missing: it calls `flush`."""
+    network, ones = Slope(), dataset([micro_batch(1)] * 3)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 1.0), 2, check="off")
+    step(*micro_batch(1))
+    step.clear()
+    with pytest.warns(RuntimeWarning, match="without the callback FlushTail.* lost after the last") as caught:
+        Model(step).train(2, ones, dataset_sink_mode=False)
+    assert len(caught) == 1 and step.updates == 3
+
+
+@pytest.mark.host
 def test_model_with_loss_and_step_is_rejected():
     trained = Trained()
     model = Model(trained.step, loss_fn=cross_entropy())
@@ -411,6 +435,7 @@ def test_window_that_a_stop_ends_is_trained_also_after_an_evaluation(evaluates):
 
 
 @pytest.mark.host
+@pytest.mark.filterwarnings("ignore:.*without the callback FlushTail")
 @pytest.mark.parametrize("stop", [*range(1, 15), None])
 def test_windows_that_cross_epochs_are_resumed(stop, tmp_path):
     """Without `FlushTail`: the state may be that of a window that began in the epoch before."""
@@ -437,19 +462,32 @@ def test_windows_that_cross_epochs_are_resumed(stop, tmp_path):
 
 
 @pytest.mark.host
-def test_predicting_does_not_train():
+def test_predicting_returns_the_output_and_does_not_train():
+    """By hand a step trains after `set_train`."""
     trained = Trained(gradient_accumulation_steps=1)
-    before = trained.weights
-    loss = trained.model.predict(*make_micro_batches([8])[0])
+    before, (x, y) = trained.weights, make_micro_batches([8])[0]
+    output = trained.model.predict(x)
+    assert np.array_equal(output.asnumpy(), trained.network(x).asnumpy())
+    assert np.array_equal(trained.model.predict(x, y).asnumpy(), output.asnumpy())
     for now, then in zip(trained.weights, before):
         np.testing.assert_array_equal(now, then)
-    assert loss.shape == () and trained.step.updates == 0
-    trained.step(
-        *make_micro_batches([8])[0]
-    )  # the predicting graph is another one; by hand a step trains after set_train
+    trained.step(x, y)
+    assert trained.step.updates == 0
     trained.step.set_train()
-    trained.step(*make_micro_batches([8])[0])
+    trained.step(x, y)
     assert trained.step.updates == 1
+
+
+def test_predictions_are_those_of_the_average():
+    """As evaluations with `eval_network`; a network that returns its loss returns it here, too."""
+    network, ema = Slope(), Ema(0.5)
+    step = AccumulatedTrainStep(network, nn.SGD([network.w], 1.0), 1, ema=ema, check="off")
+    model, ones = Model(step), [micro_batch(1)] * 2
+    model.train(1, dataset(ones), callbacks=FlushTail(), dataset_sink_mode=False)
+    predicted = float(model.predict(*micro_batch(1)).asnumpy())
+    with ema.applied():
+        assert predicted == pytest.approx(float(network(*micro_batch(1)).asnumpy()))
+    assert predicted != pytest.approx(float(network(*micro_batch(1)).asnumpy()))
 
 
 @pytest.mark.host

@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import several_terms
 from helpers import cross_entropy
-from ms_accum import freeze_batch_norm, replace_dropout, verify
+from ms_accum import GradientAccumulation, freeze_batch_norm, replace_dropout, verify
 from ms_accum.network.generators import random_state
 from ms_accum.verification import _split
 
@@ -161,6 +161,45 @@ def test_nan_is_named():
     x, y = batch()
     result = verify(dense(), cross_entropy(), (x * float("nan"), y), 4)
     assert not result.ok and result.diagnosis.startswith("A gradient is not finite")
+
+
+def test_micro_batches_that_cannot_be_run_are_a_result():
+    """Labels that number rows of the batch are out of range in a micro-batch."""
+
+    def coupled_by_labels(output, labels):
+        return ops.cross_entropy(ops.matmul(output, output.T), labels)
+
+    result = verify(dense(), coupled_by_labels, (batch()[0], Tensor(np.arange(24) % 8, ms.int32)), 4)
+    assert not result.ok and "can't be run" in result.diagnosis and "needs CoupledLoss" in result.diagnosis
+    assert all(norm > 0 and np.isnan(difference) for _, norm, difference in result.table)
+
+
+def test_gradients_of_0_say_nothing():
+    def counts_nothing(output, labels):
+        return ops.sum(ops.cross_entropy(output, labels, reduction="none") * (labels < 0))
+
+    result = verify(dense(), counts_nothing, batch(), 4)
+    assert not result.ok and result.diagnosis.startswith("All gradients are 0, which says nothing")
+    ignored = Tensor(np.full(24, -100), ms.int32)
+    assert "as if no label counts" in verify(dense(), nn.CrossEntropyLoss(), (batch()[0], ignored), 4).diagnosis
+
+
+@pytest.mark.parametrize("columns", [1, 6])
+def test_search_for_the_cause_is_announced_and_short(columns, caplog, monkeypatch):
+    """Each window is run once, however many columns might have labels: one batch, 4 micro-batches, the batch again."""
+    runs, run = [], GradientAccumulation.train_process
+    monkeypatch.setattr(
+        GradientAccumulation,
+        "train_process",
+        lambda self, epoch, data, size, **options: runs.append(size) or run(self, epoch, data, size, **options),
+    )
+    x, y = batch()
+    masks = [Tensor(np.arange(24) % (number + 2) - 1, ms.int32) for number in range(columns)]
+    result = verify(dense(), lambda output, labels, *masks: weighting_class_2(output, labels), (x, y, *masks), 4)
+    assert not result.ok and result.diagnosis.startswith(UNCERTAIN)
+    assert runs == [1, 4, 1, 1, 1, 1, 1]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("For 'verify', the gradients differ, by up to 0.")
 
 
 def test_frozen_batch_norm_agrees():

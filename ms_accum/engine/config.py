@@ -108,7 +108,8 @@ def with_options(kind: _Kind) -> _Kind:
     """Show the options in the signature and in the text of a class that takes them as ``**options``."""
     of_class: Any = kind
     signature = inspect.signature(of_class.__init__)
-    own = {name: each for name, each in signature.parameters.items() if each.kind is not each.VAR_KEYWORD}
+    hidden = inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL  # what is surplus, to be rejected
+    own = {name: each for name, each in signature.parameters.items() if each.kind not in hidden}
     types = Options.__annotations__
     options = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=types[name].__forward_arg__)

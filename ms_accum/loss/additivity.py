@@ -123,6 +123,13 @@ class AdditivityCheck:
         expected = sum(weight * each for weight, each in zip(weights, of_parts) if weight) / (sum(weights) or math.nan)
         if not (np.isfinite(expected) and abs(loss - expected) <= allowed):  # NaN: all labels of a part are ignored
             self.over = True
+            if abs(loss - sum(of_parts)) <= allowed:
+                _check.warn(
+                    f"For '{self._owner}', the loss of a micro-batch of {rows[0]} rows, {loss:.6g}, is the sum of its "
+                    f"parts, {of_parts[0]:.6g} and {of_parts[1]:.6g}, not their mean: give reduction='sum', or a loss "
+                    "that is a mean; or check='off'."
+                )
+                return
             _check.warn(
                 f"For '{self._owner}', the loss of a micro-batch of {rows[0]} rows is {loss:.6g}, but the mean of its "
                 f"parts, {of_parts[0]:.6g} for {_check.quantity(rows[1], 'row')} and {of_parts[1]:.6g} for "
@@ -169,7 +176,7 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
     """Return the tolerance, and the losses of the micro-batches up to the first that can't be run."""
     tolerance, losses = _TOLERANCE, []
     for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE):  # which may have no kernel, or accept one number of rows only
-        with _evaluating(forward, trained, mode), suppress(Exception):
+        with trying(forward, trained, mode), suppress(Exception):
             for micro_batch in micro_batches:
                 loss = forward(*micro_batch)
                 losses.append(float(loss.astype(ms.float32).asnumpy()))
@@ -181,13 +188,20 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
 
 
 @contextmanager
-def _evaluating(network: nn.Cell, trained: Collection[Any], mode: int) -> Iterator[None]:
-    """Run forward passes in evaluation mode inside the block; then restore what they change and count in Python."""
+def trying(network: nn.Cell, trained: Collection[Any], mode: int, *, training: bool = False) -> Iterator[None]:
+    """Run forward passes inside the block, in evaluation mode; then restore what they change and count in Python.
+
+    Args:
+        network (Cell): what runs.
+        trained (Collection[Parameter]): Parameters that a forward does not change.
+        mode (int): MindSpore's mode.
+        training (bool): whether they run in training mode instead. Default: ``False``.
+    """
     mode_before, generator = ms.get_context("mode"), ms.get_rng_state()
     numbers = [(vars(cell), _numbers_in(vars(cell))) for _, cell in network.cells_and_names()]
     ms.set_context(mode=mode)
     try:
-        with restoring(excluding(network.get_parameters(), trained)), training_mode(network, False), synchronously():
+        with restoring(excluding(network.get_parameters(), trained)), training_mode(network, training), synchronously():
             yield
     finally:
         for attributes, values in numbers:

@@ -140,6 +140,8 @@ class ColumnsCheck:
             return
         cause = error.__cause__ if isinstance(error.__cause__, _INPUT_ERRORS) else error  # it may be ours already
         hint, text = self._hint(), str(cause)
+        if text.startswith(f"For '{self._data.owner}', '{self._data.name}'"):
+            raise cause
         if (
             error is cause and text.startswith("'") and _OF_MINDSPORE in text
         ):  # a graph has raised it: ours, or the user's

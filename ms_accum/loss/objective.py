@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Callable
 
+import mindspore as ms
 from mindspore import Tensor, nn
 
 from .. import _check
 from ..layers import warn_about_batch_norm
 from ..ranks.agreement import name_of
 from ..ranks.group import Group
-from .additivity import AdditivityCheck, numbers_rows
+from .additivity import AdditivityCheck, numbers_rows, trying
 from .columns import ColumnsCheck, amount_of
 from .known_losses import (
     REDUCTIONS,
@@ -140,6 +141,8 @@ class Objective:
         types = tuple([(column.ndim, column.dtype) for column in micro_batch])
         if types not in self._accepted:
             self.columns.check(self._data, micro_batch)
+            if len({column.shape[0] for column in micro_batch if column.ndim}) > 1:
+                self._try_outside_graphs(micro_batch, trained)
             self._accepted.add(types)
             if not ((self.weight and self.weight.is_guess) or any(map(numbers_rows, micro_batch[1:]))):
                 self._additivity = None  # the loss is a known mean, which compares no rows
@@ -147,6 +150,17 @@ class Objective:
             self._additivity.check(micro_batch, trained)
             if self._additivity.over:
                 self._additivity = None
+
+    def _try_outside_graphs(self, micro_batch: tuple, trained: Collection[Any]) -> None:
+        """Reject columns of different numbers of rows that do not fit together; a network may join or split rows.
+
+        MindSpore's compiler would add its stack to the error, and leave a folder.
+        """
+        with trying(self.evaluated, trained, ms.PYNATIVE_MODE, training=True):
+            try:
+                self.evaluated(*micro_batch)
+            except (ValueError, IndexError) as error:  # others may come from what runs in graphs only
+                self.columns.raise_in_one_line(error)
 
 
 class Weight:

@@ -52,7 +52,8 @@ class Terms:
         >>> from ms_accum import Accumulator, Terms
         >>> net, ce = nn.Dense(4, 3), nn.CrossEntropyLoss(ignore_index=-1)
         >>> optimizer = nn.SGD(net.trainable_params(), 0.1)
-        >>> accumulator, terms = Accumulator(optimizer, 2), Terms({"ce": ce, "size": "rows"}, {"size": 0.01})
+        >>> accumulator = Accumulator(optimizer, 2, reduction="sum")
+        >>> terms = Terms({"ce": ce, "size": "rows"}, {"size": 0.01})
         >>> def forward(x, y, factors, counts):
         ...     outputs = net(x)
         ...     losses = {"ce": ce(outputs, y), "size": ops.mean(ops.square(outputs))}

@@ -35,7 +35,6 @@ _TOO_LATE = (
     f"as long. Call tune_cpu(network) before, or start Python with {_SHOWN}."
 )
 _log = logging.getLogger("ms_accum")
-_logged: set[str] = set()
 
 
 def tune_cpu(network: nn.Cell) -> dict[str, str]:
@@ -80,9 +79,8 @@ def tune(owner: str, parameters: Iterable[Parameter]) -> None:
     if new_settings:
         shown = " ".join(f"{name}={value}" for name, value in new_settings.items())
         _log.info("For '%s', %s was set, which makes MindSpore's CPU runtime faster.", owner, shown)
-    if late and _TOO_LATE not in _logged:
-        _logged.add(_TOO_LATE)
-        _log.warning(_TOO_LATE, owner)
+    if late:
+        _check.log_once(_TOO_LATE, owner)
 
 
 @contextmanager

@@ -126,6 +126,7 @@ def shortened(texts: Sequence[str]) -> str:
 
 VERSION = 6
 _VERSION = "state_version"
+ONCE_ONLY = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
 
 
 @dataclass
@@ -167,9 +168,8 @@ class Position:
     def check(self, over: bool) -> None:
         """Raise a ValueError if the epoch is over and had no batches."""
         if over and not self.batches:
-            remedy = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
             got = f"none in epoch {self.epoch}"
-            _check.TRAIN.raise_invalid(ValueError, "one that yields batches in every epoch", got, remedy)
+            _check.TRAIN.raise_invalid(ValueError, "one that yields batches in every epoch", got, ONCE_ONLY)
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 import mindspore as ms
@@ -22,6 +22,7 @@ from ..network.compiled import Compiled, call, check_compile, compiled
 from ..network.runtime import tune
 from ..network.training_mode import training_mode
 from ..ranks.group import broadcast_number, total
+from ..saving.training_state import ONCE_ONLY
 from .callbacks import UNKNOWN, Callbacks
 from .data import Data, restoring_generators
 from .step import Step
@@ -170,7 +171,12 @@ class Evaluation:
         self._check_first_batch(dataset)
 
     def _check_first_batch(self, dataset: Any) -> None:
-        """Reject a data set before the first epoch rather than after it; not what can be read only once."""
+        """Reject a data set before the first epoch rather than after it; other iterators than generators are not read.
+
+        Of such an iterator it is not known whether it starts anew.
+        """
+        if isinstance(dataset, Generator):
+            _check.VALID.raise_invalid(ValueError, "one that can be read in each evaluation", "a generator", ONCE_ONLY)
         if isinstance(dataset, Iterator):
             return
         with restoring_generators():
@@ -210,7 +216,7 @@ class Evaluation:
         coefficients = {"loss": 1.0}
         if terms is not None:
             coefficients = dict(zip(terms.names, terms.coefficients(self._updates())))
-        means = _Means(coefficients, objective.summing)
+        means, columns = _Means(coefficients, objective.summing), None
         for columns in next(self._data.epochs(1)):
             if stop():
                 return None
@@ -222,6 +228,8 @@ class Evaluation:
             callbacks("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
             for metric in self._metrics.values():
                 metric.update(loss) if isinstance(metric, Loss) else metric.update(*output, *columns[1:])
+        if columns is None:
+            _check.VALID.raise_invalid(ValueError, "one that yields batches in every evaluation", "none", ONCE_ONLY)
         named = {} if terms is None else {f"eval_{name}": value for name, value in means.terms.items()}
         return {**named, "eval_loss": means.loss}
 

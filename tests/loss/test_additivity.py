@@ -69,6 +69,24 @@ def test_masked_mean_warns_once_with_its_losses(rng):
     assert warnings_of(model, data(rng)) == []
 
 
+class Summed(nn.Cell):
+    def __init__(self):
+        super().__init__()
+        self.w = Parameter(Tensor([1.0], ms.float32), name="w")
+
+    def construct(self, x):
+        return ops.square(x - self.w).sum()
+
+
+def test_sum_is_named():
+    """No weight makes it exact."""
+    network = Summed()
+    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1))
+    with pytest.warns(RuntimeWarning, match="is the sum of its parts, .*: give reduction='sum', or a loss") as caught:
+        run(model, [(Tensor(np.arange(8.0).reshape(4, 2), ms.float32),)] * 2, 2)
+    assert len(caught) == 1 and "weight" not in str(caught[0].message)
+
+
 @pytest.mark.parametrize(
     ("network", "options", "mini_steps"),
     [

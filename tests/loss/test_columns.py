@@ -195,6 +195,37 @@ def test_networks_that_train_are_accepted(network, loss_fn):
     assert model.updates == 1
 
 
+# Columns of different numbers of rows
+
+
+class Pairs(Small):
+    """Returns a row for two of its rows; in evaluation mode something that no loss accepts."""
+
+    def construct(self, x):
+        scores = super().construct(x)
+        if self.training:
+            return scores[0::2] + scores[1::2]
+        raise ValueError("not in training")
+
+
+def of_a_user(output, labels):
+    return ops.cross_entropy(output, labels)
+
+
+@pytest.mark.default
+@pytest.mark.parametrize("loss_fn", ["sparse", of_a_user], ids=["sparse", "any"])
+def test_columns_that_do_not_fit_together_are_rejected_before_a_graph_is_compiled(loss_fn, compiles, tmp_path):
+    message = rejected(driver(loss_fn=loss_fn), (IMAGES, LABELS[:4]))
+    assert ("labels of the shape (8,)" if loss_fn == "sparse" else "The columns have 8 and 4 rows") in message
+    assert not compiles and not list(tmp_path.iterdir())
+
+
+def test_network_that_joins_rows_is_accepted():
+    model = driver(Pairs())
+    run(model, [(IMAGES, LABELS[:4])] * 2, 2)
+    assert model.updates == 1
+
+
 # Labels
 
 

@@ -14,7 +14,7 @@ import pytest
 from mindspore import Tensor, nn
 
 from model_zoo import MLP, LeNet5
-from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
+from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, _check, evaluate, tune_cpu
 from ms_accum import network as network_room
 from ms_accum.network import runtime
 
@@ -31,7 +31,7 @@ def machine(monkeypatch):
     monkeypatch.setattr(runtime, "_has_avx512", lambda: True)
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: False)
     monkeypatch.setattr(ms, "__version__", "2.10.0")
-    monkeypatch.setattr(runtime, "_logged", set())
+    monkeypatch.setattr(_check, "_logged", set())
 
 
 def test_convolutions_get_both_settings():
@@ -112,7 +112,7 @@ def cells(network):
 
 TUNING = {
     "GradientAccumulation": lambda network: GradientAccumulation(network, None, sgd(network)),
-    "Accumulator": lambda network: Accumulator(sgd(network), 2),
+    "Accumulator": lambda network: Accumulator(sgd(network), 2, reduction="sum"),
     "TrainForwardBackward": cells,
     "evaluate": lambda network: evaluate(network, [(Tensor(np.ones((1, 1, 32, 32)), ms.float32), Tensor([1]))]),
 }

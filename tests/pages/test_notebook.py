@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom and reproduces its stored outputs."""
+"""The notebook runs from top to bottom and reproduces its stored outputs; "Stop" ends a run, not the kernel."""
 
 from __future__ import annotations
 
@@ -19,6 +19,58 @@ import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
 nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": sys.argv[2]}}).execute()
 print(nbformat.writes(notebook))
+"""
+
+# Interrupts a run of the driver in a kernel three times, each time when it says that it runs, and trains again.
+STOP = """
+import queue
+from jupyter_client.manager import start_new_kernel
+
+manager, client = start_new_kernel()
+
+def run(code):
+    message, shown = client.execute(code), ""
+    while manager.is_alive():
+        try:
+            answer = client.get_iopub_msg(timeout=1)
+        except queue.Empty:
+            continue
+        kind, content = answer["msg_type"], answer["content"]
+        if answer["parent_header"].get("msg_id") != message:
+            continue
+        if kind == "stream":
+            shown += content["text"]
+            if "running" in content["text"]:
+                manager.interrupt_kernel()
+        if kind == "error":
+            shown += content["ename"] + "\\n"
+        if kind == "status" and content["execution_state"] == "idle":
+            return shown
+    return shown + "the kernel died"
+
+print(run('''
+import signal
+import numpy as np
+from mindspore import Tensor, nn
+from mindspore.train import Callback
+from ms_accum import GradientAccumulation
+
+network = nn.Dense(256, 256)
+model = GradientAccumulation(network, nn.MSELoss(), nn.SGD(network.trainable_params(), 0.001))
+rows = Tensor(np.ones((256, 256), np.float32))
+
+class Tell(Callback):
+    def on_train_epoch_end(self, run_context):
+        if run_context.original_args().cur_epoch_num == 3:
+            print("running", flush=True)
+
+def train(epochs, **options):
+    model.train_process(epochs, [(rows, rows)] * 8, 4, report=(), ckpt_path=None, **options)
+'''))
+for _ in range(3):
+    print(run("train(10_000, callbacks=Tell())"))
+print(run("train(1); print('again', signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"))
+manager.shutdown_kernel(now=True)
 """
 
 
@@ -55,3 +107,14 @@ def test_notebook_reproduces_stored_outputs():
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     assert shown(json.loads(done.stdout)) == shown(json.loads(NOTEBOOK.read_text(encoding="utf-8")))
+
+
+@pytest.mark.slow
+def test_stop_in_a_notebook_leaves_the_kernel_and_the_driver():
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed (requirements-dev.txt)")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", STOP], env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["running", "KeyboardInterrupt"] * 3 + ["again", "True"]

@@ -483,11 +483,24 @@ def test_initial_epoch_continues_epoch_count():
         ({"valid_dataset": 3}, "'valid_dataset' must be a dataset, or an iterable of batches, but got int"),
         ({"valid_dataset": [("a",)]}, "'valid_dataset' must be one that yields batches of numbers"),
         ({"valid_dataset": [data()[0][:1]]}, "'valid_dataset' must be one that yields 2 columns"),
+        (
+            {"valid_dataset": (batch for batch in data())},
+            "one that can be read in each evaluation, but got a generator",
+        ),
     ],
 )
 def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
         driver()[0].train_process(2, data(), 2, ckpt_path=None, **{"report": (), **options})
+
+
+@pytest.mark.host
+def test_exhausted_validation_data_is_rejected():
+    """Of a map or the like it is not known before that it can be read once only."""
+    model, message = slope_driver(), "batches in every evaluation, but got none. A generator can be read once only"
+    with pytest.raises(ValueError, match=message):
+        model.train_process(3, [micro_batch(1.0)], 1, valid_dataset=map(micro_batch, (1.0,)), report=(), ckpt_path=None)
+    assert model.updates == 2
 
 
 @pytest.mark.host
