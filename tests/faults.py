@@ -1274,6 +1274,19 @@ FAULTS = {
         "settings = optimizer.param_groups[0]",
         "test_native.py::test_trains_like_mindspore",
     ),
+    # Networks with several inputs
+    "labels are the second column": Fault(
+        "loss/known_losses.py",
+        "return count(options, columns[0], *columns[inputs:])",
+        "return count(options, *columns)",
+        "training/test_inputs.py::test_trains_like_the_whole_batch",
+    ),
+    "metrics get the columns after the first": Fault(
+        "loss/objective.py",
+        "return columns[-1:] if self.loss_fn is None else columns[self.inputs :]",
+        "return columns[1:]",
+        "training/test_inputs.py::test_metrics_and_early_stopping",
+    ),
     # Micro-batches by tokens, and windows by what they count
     "the rest of an epoch is not packed": Fault(
         "training/token_batches.py",
