@@ -1345,8 +1345,8 @@ FAULTS = {
     ),
     "factors of this rank alone": Fault(
         "loss/terms.py",
-        "group=group_of(owner, group), owner=owner",
-        "group=None, owner=owner",
+        "group=group_of(owner, group), inputs",
+        "group=None, inputs",
         "loss/test_window_factors.py::test_gradient_is_that_of_the_whole_window",
     ),
     "gradients are summed over all processes": Fault(

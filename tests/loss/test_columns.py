@@ -161,7 +161,7 @@ def test_network_whose_first_output_is_no_loss_is_rejected():
             return super().construct(x), x
 
     message = rejected(driver(Two(), loss_fn=None), (IMAGES,), ValueError)
-    assert "the loss must be a scalar, but got shape (8, 3)" in message and "give the driver a 'loss_fn'" in message
+    assert "the loss must be a scalar, but got shape (8, 3)" in message and "the driver a 'loss_fn'" in message
 
 
 # Micro-batches that are accepted

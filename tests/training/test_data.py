@@ -234,6 +234,6 @@ def test_network_that_returns_a_dict_is_rejected():
     network = ReturnsDict()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), check="off")
     with pytest.raises(
-        (TypeError, RuntimeError), match="must return the loss, or .loss, output, ....., but got several"
+        (TypeError, RuntimeError), match="must return the loss, or .loss, output, ...., but got several"
     ):
         run(model, [(rows(1.0)[0],)], 1)
