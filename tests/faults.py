@@ -1274,6 +1274,19 @@ FAULTS = {
         "settings = optimizer.param_groups[0]",
         "test_native.py::test_trains_like_mindspore",
     ),
+    # Networks with several inputs
+    "labels are the second column": Fault(
+        "loss/known_losses.py",
+        "return count(options, columns[0], *columns[inputs:])",
+        "return count(options, *columns)",
+        "training/test_inputs.py::test_trains_like_the_whole_batch",
+    ),
+    "metrics get the columns after the first": Fault(
+        "loss/objective.py",
+        "return columns[-1:] if self.loss_fn is None else columns[self.inputs :]",
+        "return columns[1:]",
+        "training/test_inputs.py::test_metrics_and_early_stopping",
+    ),
     # Micro-batches by tokens, and windows by what they count
     "the rest of an epoch is not packed": Fault(
         "training/token_batches.py",
@@ -1332,8 +1345,8 @@ FAULTS = {
     ),
     "factors of this rank alone": Fault(
         "loss/terms.py",
-        "group=group_of(owner, group), owner=owner",
-        "group=None, owner=owner",
+        "group=group_of(owner, group), inputs",
+        "group=None, inputs",
         "loss/test_window_factors.py::test_gradient_is_that_of_the_whole_window",
     ),
     "gradients are summed over all processes": Fault(

@@ -155,12 +155,13 @@ def test_loss_that_is_no_scalar_is_rejected(loss_fn, error, message):
 
 
 @pytest.mark.host
-def test_network_with_several_values_is_rejected():
+def test_network_whose_first_output_is_no_loss_is_rejected():
     class Two(Small):
         def construct(self, x):
-            return super().construct(x).sum(), x
+            return super().construct(x), x
 
-    assert "the network must return only the loss" in rejected(driver(Two(), loss_fn=None), (IMAGES,), TypeError)
+    message = rejected(driver(Two(), loss_fn=None), (IMAGES,), ValueError)
+    assert "the loss must be a scalar, but got shape (8, 3)" in message and "the driver a 'loss_fn'" in message
 
 
 # Micro-batches that are accepted

@@ -29,6 +29,7 @@ NETWORKS = {
     "basic": r"epoch: 1 update: \d+ evaluation: accuracy 0\.\d+, eval_loss \d\.\d+",
     "batch_norm_cnn": r"12 updates, accuracy \d+\.\d%",
     "lstm_model": r"12 updates, 0 skipped",
+    "two_inputs": r"epoch: \d+ update: \d+ evaluation: accuracy 0\.\d+, eval_loss 0\.\d+",
 }
 # Each differs from basic.py by one feature.
 EVALUATION = NETWORKS["basic"]

@@ -505,7 +505,9 @@ def test_exhausted_validation_data_is_rejected():
 
 @pytest.mark.host
 def test_metrics_rejected_without_output_of_network():
-    with pytest.raises(ValueError, match="'metrics' must be None for a network that returns its loss, but got some"):
+    with pytest.raises(
+        ValueError, match="'metrics' must be None for a network that returns only its loss, but got some"
+    ):
         slope_driver().train_process(
             1, [micro_batch(1.0)], 1, report=(), ckpt_path=None, valid_dataset=[micro_batch(1.0)], metrics={"acc"}
         )
