@@ -1287,6 +1287,12 @@ FAULTS = {
         "return columns[1:]",
         "training/test_inputs.py::test_metrics_and_early_stopping",
     ),
+    "many shapes are not warned of": Fault(
+        "training/step.py",
+        "before < _MANY <= len(self._seen)",
+        "before < 0 <= len(self._seen)",
+        "training/test_silent_mistakes.py::test_many_shapes_are_warned_of_once",
+    ),
     # Micro-batches by tokens, and windows by what they count
     "the rest of an epoch is not packed": Fault(
         "training/token_batches.py",
