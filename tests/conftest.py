@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -37,8 +36,6 @@ import mindspore as ms  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from filelock import FileLock  # noqa: E402
-
-from loopback import serving  # noqa: E402
 
 try:
     from mindspore.graph import api as graph_api
@@ -133,32 +130,6 @@ def compiles(monkeypatch):
     return seen
 
 
-@pytest.fixture(scope="session")
-def once(tmp_path_factory):
-    """Return a function that runs a job in a folder, once for all test processes, and returns the folder."""
-    root = tmp_path_factory.getbasetemp()
-    root = root.parent if WORKER else root
-
-    def run(name, job):
-        folder = root / name
-        with FileLock(str(root / f"{name}.lock")):
-            if not folder.exists():
-                folder.mkdir()
-                job(folder)
-                (folder / "done").touch()
-        assert (folder / "done").exists(), f"{name} failed in another process"
-        return folder
-
-    return run
-
-
-@pytest.fixture
-def serve():
-    """Start servers that answer every request with one function, and return their address."""
-    with contextlib.ExitStack() as servers:
-        yield lambda answer: servers.enter_context(serving(answer))
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items):
     """Mark what needs the job of two ranks, which takes a minute; random programs try two ranks in the fast part."""
@@ -183,12 +154,19 @@ def run_job(folder):
         check=False,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+    (folder / "done").touch()
 
 
 @pytest.fixture(scope="session")
-def job(once):
-    """The results of each rank of a job, and the job's folder."""
-    folder = once("ranks", run_job)
+def job(tmp_path_factory):
+    """The results of each rank of a job, which is run once for all test processes, and the job's folder."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if WORKER else root) / "ranks"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            run_job(folder)
+    assert (folder / "done").exists(), "the job failed in another process"
     results = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
     assert [rank["rank"] for rank in results] == [[number, RANKS] for number in range(RANKS)]
     return results, folder
