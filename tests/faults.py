@@ -803,7 +803,7 @@ FAULTS = {
         "training/data.py",
         "now.size * now.ranks, at.rows * at.ranks",
         "now.size * now.ranks, at.rows * now.ranks",
-        "training/test_data.py::test_position_of_other_ranks_is_at_the_same_row[eager]",
+        "ranks/test_group.py::test_position_for_other_ranks_needs_the_batch_size",
     ),
     "overflow of terms forgotten": Fault(
         "training/step.py",
