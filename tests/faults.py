@@ -577,7 +577,7 @@ FAULTS = {
         "native.cc",
         "if (valid_ && !empties_) CopyShared(count);",
         "",
-        "test_native.py::test_gradient_that_is_a_parameter_is_not_overwritten[driver]",
+        "test_native.py::test_gradient_that_is_a_parameter_is_not_overwritten",
     ),
     # The stages of a user's
     "a stage gets gradients that are not clipped": Fault(

@@ -128,15 +128,6 @@ def test_other_changes_need_no_other_graph(no_change):
     assert constants.graph() == 0
 
 
-def test_unchanged_network_is_compiled_once(compiles):
-    trained = Trained("driver", Loss(Network()), make=lambda all: optim.SGD(all, 0.1))
-    micro_batch = (Tensor(np.random.RandomState(0).rand(4, 3), ms.float32),)
-    trained.train([micro_batch] * 2)
-    once = len(compiles)
-    trained.train([micro_batch] * 4)
-    assert len(compiles) == once > 0
-
-
 @pytest.mark.host
 def test_many_graphs_are_a_warning_that_names_what_changes():
     constants, network, _ = parts()
@@ -150,16 +141,6 @@ def test_many_graphs_are_a_warning_that_names_what_changes():
         constants.graph()
     network.factor = 101.0
     constants.graph()  # once
-
-
-@pytest.mark.host
-def test_warning_names_a_parameter_that_is_replaced_again_and_again():
-    constants, network, _ = parts()
-    with pytest.warns(RuntimeWarning, match="compiled for the 9th time, because 'bias' has changed"):
-        for _ in range(9):
-            constants.graph()
-            network.first.bias = Parameter(Tensor(np.zeros(4), ms.float32), name="new")
-        constants.graph()
 
 
 def trained(way, changes, **options):

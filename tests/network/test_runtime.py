@@ -51,11 +51,6 @@ def test_settings_of_user_are_kept(monkeypatch, name, other):
     assert os.environ[name] == "of the user"
 
 
-def test_machine_without_avx512_keeps_its_kernels(monkeypatch):
-    monkeypatch.setattr(runtime, "_has_avx512", lambda: False)
-    assert tune_cpu(LeNet5()) == {HOST: "1"}
-
-
 def test_warning_if_too_late(monkeypatch):
     """Once oneDNN uses AVX-512 kernels it ignores the variable, so it is not set."""
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
@@ -92,11 +87,6 @@ def test_other_devices_get_no_settings(monkeypatch):
     assert tune_cpu(LeNet5()) == {}
 
 
-@pytest.mark.parametrize(("cell", "found"), [(nn.Conv1d(1, 1, 1), True), (nn.Dense(1, 1), False)])
-def test_nested_convolutions_are_found(cell, found):
-    assert (KERNELS in tune_cpu(nn.SequentialCell(nn.SequentialCell(cell)))) is found
-
-
 # Constructors do the same
 
 
@@ -126,20 +116,6 @@ def test_constructors_set_variables_and_log_once(owner, caplog):
     assert {name: os.environ[name] for name in (KERNELS, HOST)} == {KERNELS: "AVX2", HOST: "1"}
     (message,) = caplog.messages
     assert message.startswith(f"For '{owner}', {HOST}=1 {KERNELS}=AVX2 was set") and tune_cpu(network) == {}
-
-
-def test_constructors_print_nothing(capfd):
-    TUNING["GradientAccumulation"](LeNet5())
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("owner", TUNING)
-def test_constructors_keep_settings_of_user(owner, monkeypatch, caplog):
-    for name in (KERNELS, HOST):
-        monkeypatch.setenv(name, "of the user")
-    with caplog.at_level(logging.INFO, "ms_accum"):
-        TUNING[owner](LeNet5())
-    assert os.environ[KERNELS] == os.environ[HOST] == "of the user" and not caplog.messages
 
 
 def test_accumulator_does_not_find_frozen_convolution():
