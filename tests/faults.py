@@ -483,7 +483,7 @@ FAULTS = {
         "engine/boundary.py",
         "return ops.depend(condition, self.touched)",
         "return condition",
-        "network/test_compiled.py::test_weights_and_moments_loaded_later_are_trained[loop-True]",
+        "network/test_compiled.py::test_weights_and_moments_loaded_later_are_trained[loop-2-True]",
     ),
     "late weights are not trained in loops": Fault(
         "training/runners.py",

@@ -20,6 +20,7 @@ from ms_accum import (
     verify,
 )
 from ms_accum.network.compiled import Compiled
+from ways import Trained
 
 PUBLIC = "GradientAccumulation"
 
@@ -247,65 +248,37 @@ class MeanProduct(nn.Cell):
         return ops.mean(x * self.w)
 
 
-def by_driver(network, optimizer, x, window=2, **options):
-    model = GradientAccumulation(network, None, optimizer, check="off", **options)
-    return lambda: model.train_process(1, [(x,)] * window, window, report=(), ckpt_path=None)
+def halving(parameters):
+    return nn.Momentum(parameters, 1.0, 0.5)
 
 
-def by_step(network, optimizer, x, window=2):
-    step = AccumulatedTrainStep(network, optimizer, window)
-    return lambda: (step.epoch_begins(9), step(x), step(x), step.flush())
-
-
-def by_loop(network, optimizer, x, window=2):
-    accumulator = Accumulator(optimizer, window, reduction="mean")
-    grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
-    return lambda: (accumulator(grad_fn(x)[1], 2), accumulator(grad_fn(x)[1], 2), accumulator.flush())
-
-
-LOADING = {
-    "driver": by_driver,
-    "step": by_step,
-    "loop": by_loop,
-    "loop flushed": lambda *given: by_loop(*given, window=3),
-}
-
-
-def trained_after_loading(make):
-    network, x = MeanProduct(), Tensor(np.ones((2, 2)), ms.float32)
-    optimizer = nn.Momentum(network.trainable_params(), 1.0, 0.5)
-    train_once = make(network, optimizer, x)
-    train_once()
-    assert network.w.asnumpy().tolist() == [-0.5, -0.5]
-    loaded = {parameter.name: parameter.asnumpy() for parameter in optimizer.get_parameters()}
-    loaded |= {"w": np.array([10, 20], np.float32), "moments.w": np.array([1, 3], np.float32)}
-    ms.load_param_into_net(optimizer, {name: ms.Parameter(array) for name, array in loaded.items()})
-    train_once()
-    return network.w.asnumpy().tolist()
+ONES = (Tensor(np.ones((2, 2)), ms.float32),)
 
 
 @pytest.mark.parametrize("native_too", [True, False])
-@pytest.mark.parametrize("make", LOADING.values(), ids=LOADING)
-def test_weights_and_moments_loaded_later_are_trained(make, native_too, monkeypatch):
+@pytest.mark.parametrize(("way", "window"), [("driver", 2), ("step", 2), ("loop", 2), ("loop", 3)])
+def test_weights_and_moments_loaded_later_are_trained(way, window, native_too, monkeypatch):
     """MindSpore's operators update in a branch, which keeps the storage of its first run."""
     if not native_too:
         monkeypatch.setenv(native.SWITCH, "0")
-    assert trained_after_loading(make) == [10 - (1 / 2 + 0.5), 20 - (3 / 2 + 0.5)]
+    trained = Trained(way, MeanProduct(), window, make=halving).train([ONES] * 2)
+    assert trained.weights.tolist() == [-0.5, -0.5]
+    loaded = {parameter.name: parameter.asnumpy() for parameter in trained.optimizer.get_parameters()}
+    loaded |= {"w": np.array([10, 20], np.float32), "moments.w": np.array([1, 3], np.float32)}
+    ms.load_param_into_net(trained.optimizer, {name: Parameter(array) for name, array in loaded.items()})
+    assert trained.train([ONES] * 2).weights.tolist() == [10 - (1 / 2 + 0.5), 20 - (3 / 2 + 0.5)]
 
 
 def test_hooks_of_the_optimizer_run_as_python_with_compile_false():
-    network, x, calls = MeanProduct(), Tensor(np.ones((2, 2)), ms.float32), []
-    optimizer = nn.SGD(network.trainable_params(), 1.0)
+    trained, calls = Trained("driver", MeanProduct(), compile=False), []
 
     def doubled(cell, inputs):
         calls.append(len(inputs[0]))
         return (tuple(gradient * 2 for gradient in inputs[0]),)
 
-    train_once = by_driver(network, optimizer, x, compile=False)
-    train_once()
-    optimizer.register_forward_pre_hook(doubled)
-    train_once()
-    assert network.w.asnumpy().tolist() == [-1.5, -1.5] and calls == [1]  # the gradient is 0.5
+    trained.train([ONES] * 2)
+    trained.optimizer.register_forward_pre_hook(doubled)
+    assert trained.train([ONES] * 2).weights.tolist() == [-1.5, -1.5] and calls == [1]  # the gradient is 0.5
 
 
 # Limits, as docs/limits.md states them

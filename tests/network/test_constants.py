@@ -9,7 +9,7 @@ import pytest
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.experimental import optim
 
-from ms_accum import AccumulatedTrainStep, Accumulator, GradientAccumulation, evaluate, freeze_batch_norm
+from ms_accum import evaluate, freeze_batch_norm
 from ms_accum.loss.known_losses import WithLoss
 from ms_accum.network.compiled import Constants, compiled
 from ms_accum.network.training_mode import training_mode
@@ -203,36 +203,14 @@ def parameter_of(value, name):
     return Parameter(Tensor(value, ms.float32), name=name, requires_grad=False)
 
 
-def by_driver(network, optimizer, options):
-    model = GradientAccumulation(network, None, optimizer, check="off", **options)
-    return lambda ones: model.train_process(1, [ones, ones], 2, report=(), ckpt_path=None)
-
-
-def by_step(network, optimizer, options):
-    step = AccumulatedTrainStep(network, optimizer, 2, check="off", **options)
-    return lambda ones: [step(*ones), step(*ones)]
-
-
-def by_accumulator(network, optimizer, options):
-    accumulator = Accumulator(optimizer, 2, reduction="mean", **options)
-
-    def train(ones):
-        for _ in range(2):
-            gradient = float(ones[0].asnumpy().mean()) * float(network.factor.asnumpy())
-            accumulator((Tensor([gradient], ms.float32),), 1.0)
-
-    return train
-
-
 @pytest.mark.parametrize("what", ["buffer", "rate"])
 @pytest.mark.parametrize("options", [{}, {"loss_scale": 1}, {"clip_norm": 99.0}], ids=str)
-@pytest.mark.parametrize("make", [by_driver, by_step, by_accumulator])
-def test_parameter_that_is_replaced_gets_values_later(make, options, what):
+@pytest.mark.parametrize("way", ["driver", "step", "loop"])
+def test_parameter_that_is_replaced_gets_values_later(way, options, what):
     """A loop or a branch keeps the storage of Parameters that do not occur outside."""
     network, moved, before = Multiplied(), [], 0.0
-    optimizer = nn.SGD([network.w], 1.0)
-    train = make(network, optimizer, options)
-    owner, name = (network, "factor") if what == "buffer" else (optimizer, "learning_rate")
+    trained = Trained(way, network, **options)
+    owner, name = (network, "factor") if what == "buffer" else (trained.optimizer, "learning_rate")
     for change in (
         lambda: None,
         lambda: setattr(owner, name, parameter_of(2.0, "new")),
@@ -240,7 +218,7 @@ def test_parameter_that_is_replaced_gets_values_later(make, options, what):
         lambda: ops.assign(getattr(owner, name), Tensor(7.0, ms.float32)),
     ):
         change()
-        train((Tensor(np.ones((2, 1)), ms.float32),))
+        trained.train([(Tensor(np.ones((2, 1)), ms.float32),)] * 2)
         now = float(network.w.asnumpy()[0])
         moved.append(before - now)
         before = now

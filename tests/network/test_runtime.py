@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -16,8 +13,8 @@ from mindspore import Tensor, nn
 from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, evaluate, tune_cpu
 from ms_accum.network import runtime
+from running import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
 
 
@@ -69,10 +66,7 @@ print(_has_avx512() == _uses_avx512())
 
 @pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which is not queried")
 def test_default_equals_that_of_onednn():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT_DEFAULT], capture_output=True, text=True, check=True, env=environment
-    )
+    done = run_python("-c", PRINT_DEFAULT, cwd=ROOT)
     assert done.stdout == "True\n"
 
 
