@@ -6,7 +6,6 @@ import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +35,8 @@ import mindspore as ms  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from filelock import FileLock  # noqa: E402
+
+from running import run_python  # noqa: E402
 
 try:
     from mindspore.graph import api as graph_api
@@ -143,16 +144,8 @@ RANKS = 2
 
 def run_job(folder):
     """Run tests/ranks_job.py, which writes its results to files."""
-    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={RANKS}", "--log_dir=logs"]
-    done = subprocess.run(
-        [*command, str(Path(__file__).parent / "ranks_job.py"), "."],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    launcher = ["-m", "ms_accum.launch", f"--nproc={RANKS}", "--log_dir=logs"]
+    done = run_python(*launcher, Path(__file__).with_name("ranks_job.py"), ".", cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
     (folder / "done").touch()
 

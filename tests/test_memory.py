@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ms_accum import native
+from running import run_python
 
 pytestmark = [
     pytest.mark.slow,
@@ -20,10 +18,8 @@ PARAMETERS = 2 * (4096 + 1) * 4096 * 4 / 2**20  # MB of "wide"
 
 def peaks(folder, network, rows, *runs, **settings):
     """Return the peaks in MB after each run, all in one process: see memory_runs.py."""
-    tests = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": str(tests.parent), **settings}
-    command = [sys.executable, str(tests / "memory_runs.py"), network, str(rows), *runs]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=True)
+    done = run_python(Path(__file__).with_name("memory_runs.py"), network, rows, *runs, cwd=folder, **settings)
+    assert done.returncode == 0, done.stderr
     return [float(line) for line in done.stdout.split()[-len(runs) :]]
 
 

@@ -7,8 +7,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -22,9 +20,9 @@ from ms_accum import GradientAccumulation, ZeroOptimizer, native
 from ms_accum.engine.config import checked, resolve
 from ms_accum.engine.native_update import NativeUpdate
 from reference import miss
+from running import ROOT, run_python
 from ways import Trained
 
-ROOT = Path(__file__).resolve().parents[1]
 # Where they must have been built, as in .ci/run, their absence is a failure.
 MUST = os.environ.get("MS_ACCUM_BUILT") == "1"
 pytestmark = pytest.mark.skipif(not (MUST or native.available()), reason="the operators were not built")
@@ -448,22 +446,13 @@ def test_switch_and_device_turn_it_off(monkeypatch):
 @pytest.mark.several
 def test_random_programs_without_the_operators():
     """MindSpore's kernels in all graphs."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    result = subprocess.run(
-        [*command, "tests/test_any_window.py", "-k", "test_compiled"],
-        cwd=ROOT,
-        env={**environment, native.SWITCH: "0"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    command = ["-m", "pytest", "-q", "-n", "0", "--tb=short", "-p", "no:cacheprovider", "tests/test_any_window.py"]
+    result = run_python(*command, "-k", "test_compiled", cwd=ROOT, **{native.SWITCH: "0"})
     assert result.returncode == 0 and " passed" in result.stdout, result.stdout[-3000:]
 
 
 SANITIZED = """
 import ctypes, sys
-sys.path[:0] = sys.argv[2:]
 import numpy as np
 import test_native
 loaded, rng = ctypes.CDLL(sys.argv[1]), np.random.RandomState(1)
@@ -511,9 +500,6 @@ def test_sanitizers_find_nothing(tmp_path):
         subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
         for name in ("libasan.so", "libubsan.so")
     ]
-    environment = {**os.environ, "LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0"}
-    paths = [str(ROOT), str(ROOT / "tests")]
-    result = subprocess.run(
-        [sys.executable, "-c", SANITIZED, str(library), *paths], env=environment, capture_output=True, text=True
-    )
+    variables = {"LD_PRELOAD": " ".join(runtimes), "ASAN_OPTIONS": "detect_leaks=0"}
+    result = run_python("-c", SANITIZED, library, cwd=tmp_path, **variables)
     assert result.stdout.endswith("clean\n"), result.stderr[-2000:]

@@ -5,15 +5,10 @@ MindSpore has wheels for macOS and Windows. Neither system is at hand, so what t
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from ms_accum.saving import files
-
-ROOT = Path(__file__).resolve().parents[1]
+from running import ROOT, run_python
 
 # MindSpore and the standard library are imported first: they have their own ways on other systems. So has filelock,
 # which calls os.fchmod here.
@@ -65,16 +60,9 @@ for program, *flags in (
 """
 
 
-def run(program, folder):
-    source = (WITHOUT + program).format(root=str(ROOT))
-    return subprocess.run(
-        [sys.executable, "-c", source], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
 @pytest.mark.slow
 def test_programs_train_save_resume_and_evaluate(tmp_path):
-    done = run(TRAIN, tmp_path)
+    done = run_python("-c", (WITHOUT + TRAIN).format(root=str(ROOT)), cwd=tmp_path)
     ends = [line for line in done.stdout.splitlines() if "ended with" in line]
     assert ends == [f"{program} ended with 0" for program in ("train.py", "train.py", "eval.py")], done.stderr
 
