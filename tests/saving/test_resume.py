@@ -293,6 +293,19 @@ def test_stop_does_not_change_which_updates_are_scored(tmp_path):
         assert scored_updates(tmp_path / str(stop), stop) == expected, stop
 
 
+def test_score_may_draw_random_numbers(tmp_path):
+    def train(folder, stop=None):
+        np.random.seed(1)
+        Run().train(even(), 1, states=Checkpointer(folder, every=2, score=np.random.rand, resume="auto", stop=stop))
+
+    train(tmp_path / "uninterrupted")
+    expected = np.random.rand()
+    with pytest.raises(Stopped):
+        train(tmp_path / "stopped", stop_after(14))
+    train(tmp_path / "stopped")
+    assert np.random.rand() == expected
+
+
 class Calls(Callback):
     def __init__(self, call):
         self._call = call
