@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     show("run", f"epochs {epochs}, updates {updates:,}, in {folder.path}")
 
     # The training state, of a window's end: weights, optimizer, the position in the data. A resumed run ends with the
-    # bytes of one that did not stop. After the first Ctrl-C or SIGTERM the run saves its state and stops.
+    # bytes of one that did not stop. After the first Ctrl-C, SIGTERM or SIGHUP the run saves its state and stops.
     signals = Signals()
     states = Checkpointer(
         folder.states,

@@ -40,11 +40,11 @@ class WithLoss(nn.Cell):
         return info_nce(*self.towers(even, odd))
 
 
-def gradient(network, loss_fn, micro_batches):
+def gradient(network, loss_fn, micro_batches, **options):
     """Return the gradient of one window: plain SGD with a learning rate of 1 subtracts it."""
     parameters = network.trainable_params()
     before = [parameter.asnumpy().copy() for parameter in parameters]
-    model = GradientAccumulation(network, loss_fn, nn.SGD(parameters, 1.0), check="off")
+    model = GradientAccumulation(network, loss_fn, nn.SGD(parameters, 1.0), check="off", **options)
     model.train_process(1, micro_batches, mini_steps=len(micro_batches), report=(), ckpt_path=None)
     result = np.concatenate([(old - new.asnumpy()).ravel() for old, new in zip(before, parameters)])
     for parameter, old in zip(parameters, before):
@@ -63,17 +63,18 @@ parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("--epochs", type=int, default=20)
 epochs = parser.parse_args().epochs
 ms.set_seed(1)
-images, towers, coupled = load_digits().images.astype(np.float32) / 8 - 1, Towers(), CoupledLoss(info_nce, columns=2)
+images, towers, coupled = load_digits().images.astype(np.float32) / 8 - 1, Towers(), CoupledLoss(info_nce)
 train, test = ([images[rows, :, n::2].reshape(-1, 32) for n in (0, 1)] for rows in (slice(1437), slice(1437, None)))
 window = [tuple(Tensor(half[row : row + 32]) for half in train) for row in range(0, 256, 32)]
 expected = gradient(WithLoss(towers), None, [tuple(Tensor(half[:256]) for half in train)])
 print(f"one big batch: norm of the gradient {np.linalg.norm(expected):.6f}")
-for name, network, loss_fn in (("plain", WithLoss(towers), None), ("CoupledLoss", towers, coupled)):
-    difference = np.linalg.norm(gradient(network, loss_fn, window) - expected)
+for name, network, loss_fn, inputs in (("plain", WithLoss(towers), None, None), ("CoupledLoss", towers, coupled, 2)):
+    difference = np.linalg.norm(gradient(network, loss_fn, window, inputs=inputs) - expected)
     print(f"{name}, 8 micro-batches: norm of the gradient's difference {difference:.1e}")
 
 show_accuracy("before")
-model = GradientAccumulation(towers, coupled, nn.AdamWeightDecay(towers.trainable_params(), 2e-3), tail="drop")
+optimizer = nn.AdamWeightDecay(towers.trainable_params(), 2e-3)
+model = GradientAccumulation(towers, coupled, optimizer, tail="drop", inputs=2)
 dataset = NumpySlicesDataset(tuple(train)).batch(32)
 model.train_process(epochs, dataset, mini_steps=8, report=(), ckpt_path=None)
 show_accuracy(f"after {model.updates} updates")

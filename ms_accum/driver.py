@@ -51,7 +51,7 @@ class GradientAccumulation(ShowsWindows):
         network (Cell): the network to train.
         loss_fn (Union[Cell, Callable, None]): returns a scalar loss from the network's output and all columns after the
             first, usually the label, or a dict or tuple of several terms; or a `CoupledLoss`. ``None``: the network
-            returns the loss, from all columns.
+            returns the loss, from all columns; alone, or as ``(loss, output, ...)``.
         optimizer (Optimizer): updates the parameters.
 
     Args: Windows and weights
@@ -68,7 +68,8 @@ class GradientAccumulation(ShowsWindows):
             the number of updates so far. Default: ``None``.
         check (str): with ``"first"`` a warning if the loss is not the mean over rows that the default `weight` assumes;
             it comes with the first micro-batch that can tell. ``"off"``: no warning. Default: ``"first"``.
-
+        inputs (Optional[int]): with a `loss_fn` the columns that the network gets, from the first; the loss gets its
+            output and the others. Default: ``None``, one.
         scheduler (Optional[LRScheduler]): a `mindspore.experimental` one, stepped after each update, not after each
             epoch: give its periods in updates. Default: ``None``.
 
@@ -102,14 +103,15 @@ class GradientAccumulation(ShowsWindows):
         weight: float | Tensor | Callable | Mapping[str, float | Callable] | None = None,
         coefficients: Mapping[str, float | Callable] | None = None,
         check: str = "first",
+        inputs: int | None = None,
         scheduler: LRScheduler | None = None,
         **options: Unpack[Options],
     ):
         self._network = _check.instance(_OWNER, "network", network, nn.Cell, "a Cell")
         self._tail = _check.one_of(_OWNER, "tail", tail, TAILS)
         options = checked(_OWNER, options)
-        weights = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "check": check}
-        objective = objective_of(_OWNER, network, loss_fn, options, **weights)
+        weights = {"reduction": reduction, "weight": weight, "coefficients": coefficients}
+        objective = objective_of(_OWNER, network, loss_fn, options, check=check, inputs=inputs, **weights)
         self._step = Step(_OWNER, objective, optimizer, options, {"tail": tail}, scheduler)
         self._group = self._step.group
         self._waiting: list[tuple] = []  # micro-batches of a tail that is carried
@@ -165,7 +167,8 @@ class GradientAccumulation(ShowsWindows):
             valid_dataset (Union[None, Dataset, Iterable]): what to evaluate, read anew each time. `on_eval_end` of
                 callbacks gets the results as `eval_results`. Default: ``None``.
             metrics (Union[None, dict, set]): MindSpore's metrics for the evaluation, as for `mindspore.train.Model`,
-                such as ``{"acc"}``. The mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
+                such as ``{"acc"}``; of a network that returns ``(loss, output, ...)`` they get the output and the last
+                column. The mean loss is always computed, as ``"eval_loss"``. Default: ``None``.
             eval_every (Optional[int]): the number of updates from one evaluation to the next, also inside an epoch;
                 there is also one at the end of the run. `EarlyStopping` and `ReduceLROnPlateau` then count evaluations
                 instead of epochs. Default: ``None``, an evaluation at the end of each epoch.

@@ -38,6 +38,7 @@ _TERMINATED = 128 + signal.SIGTERM  # the exit code of our programs after SIGTER
 _SCHEDULER = ["-c", "from mindspore.communication import init; init()"]
 _PR_SET_PDEATHSIG = 1
 # What MindSpore logs, such as "[WARNING] ME(19267:140285518519168,MainProcess):2026-11-29-15:58:30".
+_PORT_IS_TAKEN = "Failed to create the TCP server"  # in the words of MindSpore's scheduler
 _OF_MINDSPORE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+")
 
 
@@ -78,7 +79,8 @@ class Job:
         os.makedirs(self.logs, exist_ok=True)
         self.processes: dict[str, subprocess.Popen] = {}
         self._shared = {"MS_WORKER_NUM": args.nproc, "RANK_SIZE": args.nproc}
-        self._shared |= {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": _free_port()}
+        self.port = _free_port()
+        self._shared |= {"MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": self.port}
         program = ["-m", *args.command] if args.module else args.command
         try:
             self._start("the scheduler", _SCHEDULER, MS_ROLE="MS_SCHED", RANK_ID=0)
@@ -176,7 +178,8 @@ def _wait(job: Job, received: list[int]) -> int:
             if failed is None and (failed := job.failed(stopping=bool(stop))):
                 deadline = time.monotonic() + _GRACE_SECONDS
                 _show(output)
-                _write(sys.stderr, os.fsencode(f"error: {_end_of(failed, job)}\n"))
+                for line in _report(failed, job):
+                    _write(sys.stderr, os.fsencode(f"error: {line}\n"))
                 if not stop:  # a second signal would end our programs before they have saved their state
                     job.terminate()
         _show(output, to_end=True)
@@ -198,15 +201,32 @@ def _show(output: BinaryIO, *, to_end: bool = False) -> None:
     _write(sys.stdout, b"".join(lines))
 
 
-def _end_of(name: str, job: Job) -> str:
-    """Return how a process ended, with the last error in its log, or the last line, if its output is not shown."""
+def _report(failed: str, job: Job) -> list[str]:
+    """Return how a process ended that failed, and other ranks that may be the cause.
+
+    These have ended before, also with 0, or have an error in their log and hang: who waits for them fails first.
+    """
+    codes = {name: job.code(name) for name in (failed, *(name for name in job.ranks if name != failed))}
+    errors = {name: _error_of(name, code, job) for name, code in codes.items()}
+    ends = {name: "still runs" if code is None else f"had ended with exit code {code}" for name, code in codes.items()}
+    ends[failed] = f"ended with exit code {codes[failed]}"
+    return [
+        f"{name} {ends[name]}{errors[name]}; its log is {job.log(name)}"
+        for name, code in codes.items()
+        if code is not None or errors[name]
+    ]
+
+
+def _error_of(name: str, code: int | None, job: Job) -> str:
+    """Return the last error in a process's log, or the last line if it failed, unless its output is shown."""
     with open(job.log(name), "rb") as output:
         lines = [line.decode(errors="replace").strip() for line in _lines(output)] if name != "rank 0" else []
+    if name == "the scheduler" and any(_PORT_IS_TAKEN in line for line in lines):
+        return f": another program has taken port {job.port}; start the job again, which chooses another port"
     errors = [line for line in lines if "rror: " in line]
-    if not errors and (job.code(name) or 0) < 128:  # what a killed rank has printed last is not the cause
+    if not errors and 0 < (code or 0) < 128:  # what a killed rank has printed last is not the cause
         errors = [line for line in lines if line]
-    reason = f": {_check.one_line(errors[-1])}" if errors else ""
-    return f"{name} ended with exit code {job.code(name)}{reason}; its log is {job.log(name)}"
+    return f": {_check.one_line(errors[-1])}" if errors else ""
 
 
 def _write(stream: TextIO, text: bytes) -> None:

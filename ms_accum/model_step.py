@@ -14,7 +14,7 @@ from mindspore import Tensor, nn
 from . import _check
 from .engine.config import Options, checked, with_options
 from .engine.ema import Ema, averaged, check_not_applied
-from .loss.known_losses import runnable
+from .loss.known_losses import of_network, runnable
 from .loss.objective import Objective
 from .loss.terms import terms_of, total_of
 from .network.compiled import Compiled, call
@@ -44,8 +44,9 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
     of the window's weights. After an error or a stop inside a window everything is as at the end of the window before.
 
     Args:
-        network (Union[Cell, tuple[Cell, Callable]]): a Cell that returns a micro-batch's loss from its columns; or a
-            network and its loss function, which gets the network's output and all columns after the first.
+        network (Union[Cell, tuple[Cell, Callable]]): a Cell that returns a micro-batch's loss from its columns, alone
+            or as ``(loss, output, ...)``; or a network and its loss function, which gets the network's output and all
+            columns after the first.
         optimizer (Optimizer): updates the parameters.
         gradient_accumulation_steps (Union[int, dict, Callable]): the number of micro-batches in a window, constant or
             changing, as for `Accumulator`; 1 needs no accumulators. Default: 4.
@@ -60,13 +61,15 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         coefficients (Optional[dict]): the factors of terms, as for `GradientAccumulation`. Default: ``None``.
         check (str): with ``"first"`` a warning if the loss is not the mean over rows that the default `weight` assumes;
             it comes with the first micro-batch that can tell. ``"off"``: no warning. Default: ``"first"``.
+        inputs (Optional[int]): with a loss function the columns that the network gets, from the first; the loss gets
+            its output and the others. Default: ``None``, one.
 
     Inputs:
         - **\\*columns** (tuple[Tensor]) - the columns of a micro-batch.
 
     With ``nonfinite="raise"`` it is `FlushTail` that ends the run with an error. The average of the weights (`ema`) is
     applied by `FlushTail` while `Model.fit` evaluates, and by `eval_network` in all evaluations. `Model.predict`, with
-    the average, too, returns the network's output for the first column.
+    the average, too, returns the network's output.
 
     Outputs:
         Tensor, the mean loss of the last complete window over all ranks; 0 before the first one.
@@ -107,14 +110,15 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         weight: float | Callable | Mapping[str, float | Callable] | None = None,
         coefficients: Mapping[str, float | Callable] | None = None,
         check: str = "first",
+        inputs: int | None = None,
         **options: Unpack[Options],
     ):
         options = checked(_OWNER, options)
         super().__init__(_OWNER, options["compile"])
         network, loss_fn = _parts_of(network, gradient_accumulation_steps, surplus)
         self._sizes = sizes_of(*_SIZE, gradient_accumulation_steps)
-        weights: Any = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "check": check}
-        self._objective = Objective(_OWNER, network, loss_fn, options, **weights)
+        weights: Any = {"reduction": reduction, "weight": weight, "coefficients": coefficients}
+        self._objective = Objective(_OWNER, network, loss_fn, options, check=check, inputs=inputs, **weights)
         sizes = {"gradient_accumulation_steps": self._sizes.settings}
         self._step = Step(_OWNER, self._objective, optimizer, options, sizes)
         self.group = self._step.group
@@ -166,7 +170,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         if self.training:
             raise ValueError("For 'AccumulatedTrainStep', 'dataset_sink_mode' must be False.")
         network = self._objective.network
-        return call(network, columns) if self._objective.loss_fn is None else network(columns[0])
+        return call(network, columns if self._objective.loss_fn is None else columns[: self._objective.inputs])
 
     def _run(self) -> Ended | None:
         """Run the window that waits; None if no rank has one, or if it was left because of a request to stop."""
@@ -278,7 +282,9 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
 
 
 class _Evaluate(Compiled):
-    """Returns a batch's loss, the network's output and the labels, with averaged weights; or three times the loss.
+    """Returns a batch's loss, the network's output and the labels, with averaged weights.
+
+    Of a network that returns its loss alone it is three times the loss.
 
     The loss of several terms is their sum, times the coefficients of now.
 
@@ -295,6 +301,7 @@ class _Evaluate(Compiled):
         network, loss_fn = objective.network, objective.loss_fn
         super().__init__(_OWNER, compiles, network, loss_fn)
         self.eval_of, self.loss_fn, self.average, self.updates = network, runnable(loss_fn), average, updates
+        self.inputs = objective.inputs
         self.terms: Any = objective.terms
         self.names: Any = None if objective.terms is None else objective.terms.names
 
@@ -308,12 +315,16 @@ class _Evaluate(Compiled):
 
     def construct(self, *inputs: Any) -> Any:
         columns = inputs if self.names is None else inputs[:-2]
-        output = call(self.eval_of, columns) if self.loss_fn is None else self.eval_of(columns[0])
-        loss = output if self.loss_fn is None else call(self.loss_fn, (output, *columns[1:]))
+        output = call(self.eval_of, columns if self.loss_fn is None else columns[: self.inputs])
+        loss = output if self.loss_fn is None else call(self.loss_fn, (output, *columns[self.inputs :]))
         if self.names is not None:
             loss = total_of(terms_of(self.owner, self.names, loss), inputs[-2], inputs[-1])
-        # `Model` expects at least three outputs.
-        return (loss, loss, loss) if self.loss_fn is None else (loss, output, *columns[1:])
+        if self.loss_fn is not None:
+            return (loss, output, *columns[self.inputs :])
+        if self.names is None and isinstance(loss, tuple) and len(loss) > 1:  # the loss, the output, and others
+            return loss[0], loss[1], columns[-1]
+        loss = of_network(loss)
+        return loss, loss, loss  # `Model` expects at least three outputs
 
 
 class _AverageInEvaluations:

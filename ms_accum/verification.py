@@ -82,6 +82,7 @@ def verify(
     reduction: str = "mean",
     weight: float | Tensor | Callable | Mapping[str, float | Callable] | None = None,
     coefficients: Mapping[str, float | Callable] | None = None,
+    inputs: int | None = None,
     rtol: float = 1e-3,
     compile: bool = True,
 ) -> Verification:
@@ -102,6 +103,7 @@ def verify(
         weight (Union[None, float, Tensor, Callable, dict]): the weight of a micro-batch, as for `GradientAccumulation`.
             Default: ``None``.
         coefficients (Optional[dict]): those of the loss's terms, as for `GradientAccumulation`. Default: ``None``.
+        inputs (Optional[int]): the columns that the network gets, as for `GradientAccumulation`. Default: ``None``.
         rtol (float): the largest relative difference that counts as equal; use 0.05 for float16. Default: 1e-3.
         compile (bool): whether the network runs as a compiled graph in PyNative mode too, as for
             `GradientAccumulation`. Default: ``True``.
@@ -138,6 +140,7 @@ def verify(
         rule = f"from 2 to {(rows + 1) // 2}, so that {rows} rows can be split"
         _check.raise_invalid(ValueError, _OWNER, "gradient_accumulation_steps", rule, steps)
     options = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "compile": compile}
+    options |= {"inputs": inputs}
     rtol = _check.positive_number(_OWNER, "rtol", rtol)
     return _Trial(network, loss_fn, columns, _split(columns, steps), options, rtol).result()
 
@@ -215,12 +218,13 @@ class _Trial:
         if isinstance(weight, Mapping) or isinstance(self.loss_fn, CoupledLoss) or summing:
             return {}
         alike = np.ones(len(self.micro_batches))
-        tried = [self._shares(Weight(_OWNER, weight, "mean", self.loss_fn).of) if averages else alike]
+        inputs = self.options["inputs"] or 1
+        tried = [self._shares(Weight(_OWNER, weight, "mean", self.loss_fn, inputs).of) if averages else alike]
         factors: dict[str, np.ndarray] = {}
         if averages and in_graphs(self.options["compile"]):  # outside graphs MindSpore's backward of a mean may sum
             factors["reduction='sum' and weight=None"] = alike
         mean = "" if averages else "reduction='mean' and "
-        weights: dict[str, Callable[[tuple], float]] = {"None": Weight(_OWNER, None, "mean", self.loss_fn).of}
+        weights: dict[str, Callable[[tuple], float]] = {"None": Weight(_OWNER, None, "mean", self.loss_fn, inputs).of}
         for number, column in enumerate(self.batch[1:], 1):
             is_integer = "Int" in str(column.dtype)
             for sign, compare in ((">=", operator.ge), ("!=", operator.ne))[not is_integer :]:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import stat
 import sys
 import traceback
 import warnings
@@ -14,7 +15,7 @@ from typing import Any, Callable
 
 from ms_accum._check import LINE, first_words, one_line
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal was closed
 
 
 class FlagError(Exception):
@@ -24,7 +25,7 @@ class FlagError(Exception):
 
 
 class Interrupted(Exception):
-    """Raised when a signal has ended a run, whose state is saved: exit code 128 + number, so 130 or 143."""
+    """Raised when a signal has ended a run, whose state is saved: exit code 128 + number, so 129, 130 or 143."""
 
     def __init__(self, number: int, details: object):
         super().__init__(f"{signal.Signals(number).name}: {details}")
@@ -32,7 +33,7 @@ class Interrupted(Exception):
 
 
 def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
-    """Run a program and return its exit code: 0, 2 for wrong flags, 130 or 143 after a signal, 1 for all other errors.
+    """Run a program and return its exit code: 0, 2 for wrong flags, 128 + number after a signal, 1 for other errors.
 
     An error is one line on stderr; `--debug` adds the traceback, and MindSpore's errors and warnings.
     """
@@ -53,9 +54,9 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None
         except Exception as error:
             if debug:
                 traceback.print_exc()
-            if isinstance(error, BrokenPipeError):  # otherwise Python fails again when it flushes stdout at its exit
-                silence()
-            print(f"error: {_message(error)}", file=sys.stderr)
+            is_nameless = isinstance(error, OSError) and error.errno is not None and error.filename is None
+            fault = _fault_of_stdout() if is_nameless else None
+            _complain("error", f"stdout can't be written: {fault}" if fault else _message(error))
             return error.code if isinstance(error, (FlagError, Interrupted)) else 1
     return 0
 
@@ -70,7 +71,25 @@ def _message(error: Exception) -> str:
 
 
 def _show_warning(message: object, *where: object) -> None:
-    print(f"warning: {one_line(message, LINE)}", file=sys.stderr)
+    _complain("warning", one_line(message, LINE))
+
+
+def _complain(kind: str, line: str) -> None:
+    """Print an error or a warning. A full disk below stderr changes neither the program's course nor its exit code."""
+    try:
+        print(f"{kind}: {line}", file=sys.stderr, flush=True)
+    except OSError:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")
+
+
+def _fault_of_stdout() -> str | None:
+    """Return why nothing can be printed, such as a full disk, and print nothing more; None if stdout works."""
+    try:
+        print(flush=True)  # of a line that was written in part, nothing would be left to flush
+    except OSError as error:
+        silence()  # Python would fail again when it flushes stdout at its exit
+        return error.strerror
+    return None
 
 
 def _prepare_output() -> None:
@@ -110,7 +129,7 @@ def use_device(target: str) -> str:
 
 @contextlib.contextmanager
 def handled_by(handler: Any) -> Iterator[None]:
-    """Set the handler of SIGINT and SIGTERM inside the block; what a shell tells this process to ignore, it ignores."""
+    """Set the handler of `SIGNALS` inside the block; what a shell or nohup tells this process to ignore, it ignores."""
     before = {number: old for number in SIGNALS if (old := signal.getsignal(number)) != signal.SIG_IGN}
     try:
         for number in before:
@@ -127,7 +146,7 @@ def interrupt(number: int, frame: object) -> None:
 
 
 class Signals:
-    """Remembers the first SIGINT or SIGTERM inside a block, for `Checkpointer(stop=...)`; the second ends the process.
+    """Remembers the first of `SIGNALS` inside a block, for `Checkpointer(stop=...)`; the second ends the process.
 
     At the end of the block it raises `Interrupted`. Outside of it both end the process at once: before training there
     is nothing to save, and after it all is saved.
@@ -151,11 +170,25 @@ class Signals:
         self._handled.__exit__(None, None, None)
         if isinstance(error, Stopped):  # without a signal: another rank received it
             raise Interrupted(self._number or signal.SIGTERM, f"{error}; --resume continues from there") from error
+        if isinstance(error, OSError) and self._number == signal.SIGHUP:  # it printed there before the signal came
+            raise Interrupted(self._number, "its terminal was closed; --resume continues") from error
         if error is None and self._number is not None:
             raise Interrupted(self._number, "the training is complete and saved; --resume evaluates it")
 
     def _handle(self, number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
         if self._number is None:
             self._number = number
-        else:
+        elif number != signal.SIGHUP:  # which comes twice, from the system and from the shell
             os._exit(128 + number)
+
+
+def _leave_terminal() -> None:
+    """Let what is printed to a terminal that was closed go nowhere: an error would come before the state is saved."""
+    for descriptor in (1, 2):
+        with contextlib.suppress(OSError):  # there is none
+            if stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)

@@ -6,6 +6,7 @@
 | metrics.jsonl | a line for each window, and one for each evaluation |
 | states/ | the training states |
 | gradient_accumulation.ckpt | the model, unless --ckpt_path names another file; beside it its record, a .json file |
+| .lock | locked while the run uses the folder; with --ckpt_path also .NAME.lock beside the model |
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,13 +37,13 @@ class Folder(NamedTuple):
     model: str
     metrics: str
     states: str
-    lock: FileLock | None
-    """Optional[FileLock], of the process that writes there."""
+    locks: Sequence[FileLock] = ()
+    """Sequence[FileLock], those of the folder and the model, in the process that writes there."""
 
     @property
     def writes(self) -> bool:
         """bool, whether this process writes there."""
-        return self.lock is not None
+        return bool(self.locks)
 
 
 def open_folder(args: argparse.Namespace, group: Group) -> Folder:
@@ -55,11 +56,11 @@ def open_folder(args: argparse.Namespace, group: Group) -> Folder:
     """
     from ms_accum import total
 
-    number, lock, error = 0, None, None
+    number, locks, error = 0, [], None
     if group.rank == 0:
         try:
             number = 1 if args.output_dir else _new_run()
-            lock = _claim(args, _paths(args, number))
+            locks = _claim(args, _paths(args, number))
         except (FlagError, OSError, RuntimeError) as raised:
             number, error = 0, raised
     (number,) = total([number], group if group.size > 1 else None)  # also after an error: the other ranks wait for it
@@ -67,34 +68,50 @@ def open_folder(args: argparse.Namespace, group: Group) -> Folder:
         raise error
     if not number:
         raise RuntimeError("rank 0 can't use the folder of the run")
-    return _paths(args, number)._replace(lock=lock)
+    return _paths(args, number)._replace(locks=locks)
 
 
 def _paths(args: argparse.Namespace, number: int) -> Folder:
     path = args.output_dir or _path_of(number)
     model, metrics, states = (os.path.join(path, name) for name in (MODEL, METRICS, STATES))
-    return Folder(path, args.ckpt_path or model, metrics, states, None)
+    return Folder(path, args.ckpt_path or model, metrics, states)
 
 
-def _claim(args: argparse.Namespace, folder: Folder) -> FileLock:
-    """Lock a folder until the process ends, however it ends."""
-    from filelock import FileLock, Timeout
-
+def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
+    """Lock a folder, and a model elsewhere, until the process ends, however it ends."""
     from ms_accum.saving.files import check_own, remove_leftovers
 
     os.makedirs(folder.path, exist_ok=True)
     check_own(*(os.path.join(folder.path, name) for name in OWN))
-    lock = FileLock(os.path.join(folder.path, ".lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RuntimeError(f"another run is using the folder '{folder.path}'; give another --output_dir") from error
+    used = f"another run is using the folder '{folder.path}'; give another --output_dir"
+    locks = [_locked(os.path.join(folder.path, ".lock"), used)]
     remove_leftovers(folder.path)
+    place, name = os.path.split(os.path.realpath(folder.model))
+    if args.ckpt_path and os.access(place, os.W_OK):  # training says it if not
+        used = f"another run is using '{folder.model}'; give another --ckpt_path"
+        locks.append(_locked(os.path.join(place, f".{name}.lock"), used))
+        for each in (name, f"{name}.json"):
+            remove_leftovers(place, each)
     for path in (os.path.join(folder.path, CONFIG), folder.metrics, folder.model):
         if os.path.isfile(path) and not args.resume:
             remedy = "give --resume to continue it, or another --output_dir or --ckpt_path, or remove it"
             meant = "; or did you mean --init_from, to begin with its weights?" if path == args.ckpt_path else ""
             raise FlagError(f"'{path}' is of another run: {remedy}{meant}")
+    return locks
+
+
+def _locked(path: str, used: str) -> FileLock:
+    """Return a lock, or raise the error that another process holds it."""
+    from filelock import FileLock, Timeout
+
+    from ms_accum.saving.files import check_own
+
+    check_own(path)
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise RuntimeError(used) from error
     return lock
 
 

@@ -42,8 +42,9 @@ class Beginning(Callback):
 class MetricsFile(Callback):
     """Write one line of JSON for each window, with `update`, and one for each evaluation, with `updates`, to a file.
 
-    A resumed run continues the file after the lines of the windows before it. If the file can't be written, there is
-    one warning, and training continues.
+    A resumed run continues the file after the lines of the windows before it. Between two windows is one evaluation: if
+    a resumed run makes it again, because no state says that it was made, it replaces the line. If the file can't be
+    written, there is one warning, and training continues.
 
     Args:
         path (str): the file.
@@ -53,7 +54,7 @@ class MetricsFile(Callback):
     def __init__(self, path: str, *, writes: bool = True):
         self._path, self._writes = os.path.abspath(path), writes
         self._file: TextIO | None = None
-        self._updates = 0
+        self._end_of_windows = 0  # bytes up to the end of the last window's line
 
     def on_train_begin(self, run_context: RunContext) -> None:
         windows = run_context.original_args().get("cur_step_num", 0)
@@ -61,30 +62,35 @@ class MetricsFile(Callback):
             return
         try:
             self._file = open(self._path, "a+", encoding="utf-8", buffering=1)
-            self._file.truncate(_length_of_windows(self._path, windows))
+            self._end_of_windows, length = _lengths(self._path, windows)
+            self._file.truncate(length)
         except (OSError, ValueError) as error:
             self._give_up(error)
 
     def on_train_step_end(self, run_context: RunContext) -> None:
-        record = run_context.original_args().record
-        self._updates = record.update
-        self._write({name: value for name, value in record.shown.items() if name != "step"})
+        shown = run_context.original_args().record.shown
+        self._write({name: value for name, value in shown.items() if name != "step"}, is_window=True)
 
     def on_eval_end(self, run_context: RunContext) -> None:
-        results = run_context.original_args().eval_results
-        self._write({"updates": self._updates, **{name: float(value) for name, value in results.items()}})
+        args = run_context.original_args()
+        results = {name: float(value) for name, value in args.eval_results.items()}
+        self._write({"updates": args.updates, **results}, is_window=False)
 
     def __exit__(self, *error: object) -> None:
         if self._file is not None:
             self._file.close()
         self._file = None
 
-    def _write(self, fields: Mapping[str, Any]) -> None:
+    def _write(self, fields: Mapping[str, Any], *, is_window: bool) -> None:
         if self._file is None:
             return
         line = {name: None if _is_not_finite(value) else value for name, value in fields.items()}
         try:
+            if not is_window:
+                self._file.truncate(self._end_of_windows)
             self._file.write(json.dumps(line) + "\n")
+            if is_window:
+                self._end_of_windows = self._file.tell()
         except OSError as error:
             self._give_up(error)
 
@@ -98,13 +104,15 @@ def _is_not_finite(value: object) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
-def _length_of_windows(path: str, windows: int) -> int:
-    """Return the bytes of the lines of so many windows, and of the evaluations up to the next one."""
-    length = 0
+def _lengths(path: str, windows: int) -> tuple[int, int]:
+    """Return the bytes up to the end of the last of so many windows' lines, and of the evaluations after it."""
+    end_of_windows = length = 0
     with open(path, "rb") as file:
         for line in iter(partial(file.readline, _LONGEST), b""):
-            windows -= b'"update":' in line
+            is_window = b'"update":' in line
+            windows -= is_window
             if windows < 0 or not line.endswith(b"\n"):
                 break
             length += len(line)
-    return length
+            end_of_windows = length if is_window else end_of_windows
+    return end_of_windows, length

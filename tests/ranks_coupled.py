@@ -35,7 +35,7 @@ def trained_by(group, zero=False, **options):
     network, loss_fn = towers.Towers(), towers.Tempered()
     trained = [*network.trainable_params(), *loss_fn.trainable_params()]
     optimizer = ZeroOptimizer(lambda parameters: nn.SGD(parameters, 1.0), trained) if zero else nn.SGD(trained, 1.0)
-    model = GradientAccumulation(network, CoupledLoss(loss_fn, 2), optimizer, **options)
+    model = GradientAccumulation(network, CoupledLoss(loss_fn), optimizer, inputs=2, **options)
     records = ranks.train(model, data_of(group.rank), N, epochs=2)
     parameters = [parameter.asnumpy() for parameter in trained]
     return {
@@ -49,7 +49,9 @@ def trained_by(group, zero=False, **options):
 def another_number(group):
     """The last rank has a window less."""
     network = towers.Towers()
-    model = GradientAccumulation(network, CoupledLoss(towers.Tempered(), 2), nn.SGD(network.trainable_params(), 1.0))
+    model = GradientAccumulation(
+        network, CoupledLoss(towers.Tempered()), nn.SGD(network.trainable_params(), 1.0), inputs=2
+    )
     data = data_of(group.rank)
     try:
         ranks.train(model, data[:N] if group.rank == group.size - 1 else data, N)

@@ -17,6 +17,7 @@ import numpy as np
 from mindspore import nn
 
 from ms_accum import Checkpointer
+from ms_accum.network.generators import random_state
 from ms_accum.saving import training_state
 from ms_accum.saving.files import remove_leftovers
 from ms_accum.saving.model_file import CheckpointError, load_model, save_model
@@ -30,7 +31,7 @@ FACTS = {
     "updated": False,
     "skips": 0,
     "at": dataclasses.asdict(Position()),
-    "window": {"micro_batches": 0, "loss": [0.0, 0.0, 0]},
+    "random": random_state(),
 }
 
 

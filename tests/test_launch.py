@@ -106,6 +106,50 @@ def test_failed_rank_is_named_and_ends_the_others(tmp_path):
     assert gone(pid)
 
 
+@pytest.mark.parametrize(
+    ("end_of_rank_1", "state", "how"),
+    [("sys.exit(0)", "Z", "had ended with exit code 0"), ("time.sleep(1000)", "S", "still runs")],
+)
+def test_rank_that_the_others_wait_for_is_named(tmp_path, end_of_rank_1, state, how):
+    """It ends well or hangs after its error, and another fails. Nothing is said of rank 2, which only runs."""
+    source = f"""
+if rank == 1:
+    print("ValueError: no data", file=sys.stderr, flush=True)
+    json.dump(os.getpid(), open("ready1", "w"))
+    {end_of_rank_1}
+if rank == 2:
+    time.sleep(1000)
+while not (os.path.exists("ready1") and open("ready1").read()):
+    time.sleep(0.05)
+while open("/proc/" + open("ready1").read() + "/stat").read().split()[2] != "{state}":
+    time.sleep(0.05)
+sys.exit(1)
+"""
+    job = start(tmp_path, source, "--nproc=3")
+    blamed = "error: rank 0 ended with exit code 1; its log is log/worker_0.log"
+    cause = f"error: rank 1 {how}: ValueError: no data; its log is log/worker_1.log"
+    assert end(job) == (1, ["3 ranks, logs in log"], [blamed, cause])
+
+
+@pytest.mark.slow
+def test_port_that_another_program_has_taken_is_named(tmp_path):
+    """Between the choice of the launcher and the start of its scheduler."""
+    (tmp_path / "program.py").write_text("from mindspore.communication import init\ninit()\n")
+    launch = """
+import socket, sys
+from ms_accum import launch
+taken = socket.create_server(("127.0.0.1", 0))
+launch._free_port = lambda: taken.getsockname()[1]
+print(launch._free_port())
+sys.exit(launch.main(["--nproc=2", "--log_dir=log", "program.py"]))
+"""
+    command, environment = [sys.executable, "-c", launch], {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    port = done.stdout.splitlines()[0]
+    error = f"error: the scheduler ended with exit code 1: another program has taken port {port}; start the job again"
+    assert done.returncode == 1 and done.stderr.startswith(error)
+
+
 def test_what_a_killed_rank_has_printed_is_not_its_cause(tmp_path):
     job = start(tmp_path, "print('epoch', rank, flush=True)\nif rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(1000)")
     assert end(job)[::2] == (137, ["error: rank 1 ended with exit code 137; its log is log/worker_1.log"])

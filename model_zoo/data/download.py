@@ -14,6 +14,7 @@ import socket
 import sys
 import tarfile
 import tempfile
+import urllib.request
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from .files import DataFiles
 
 TIMEOUT = 60.0
 """float, the seconds after which a server that sends nothing is given up."""
+_MORE = 2**24  # bytes that an archive may have in addition to those of its files, which it compresses
 
 
 class Source(NamedTuple):
@@ -141,7 +143,7 @@ def _download(caller: str, source: Source, data_path: str | PathLike[str], url: 
     above = next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())  # on the same disk
     with tempfile.TemporaryDirectory(prefix=".download-", dir=above) as staging:
         archive, verified = Path(staging, "archive"), Path(staging, "verified")
-        _fetch(caller, url, archive)
+        _fetch(caller, url, archive, sum(size for _, size in source.files.values()) + _MORE)
         _unpack(caller, source, archive, verified)
         for name in source.files:
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -168,13 +170,43 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fetch(caller: str, url: str, archive: Path) -> None:
-    """Download a file, with a progress bar on a terminal."""
+class _AtMost(urllib.request.BaseHandler):
+    """Ends what is larger than it can be: `download` would take from a server whatever it sends, without an end."""
+
+    handler_order = 0  # before those that read
+
+    def __init__(self, most: int):
+        self._most = self._left = most
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        read = response.read
+
+        def read_at_most(size: int | None = None) -> bytes:
+            rest = self._left + 1
+            piece = read(rest if size is None or size < 0 else min(size, rest))
+            self._left -= len(piece)
+            if self._left < 0:
+                response.close()  # which `download` leaves open
+                raise ValueError(f"it is larger than {self._most:,} bytes")
+            return piece
+
+        response.read = read_at_most
+        return response
+
+    https_response = http_response
+
+    def ftp_open(self, request: Any) -> None:
+        raise ValueError("it is not one of http or https")
+
+
+def _fetch(caller: str, url: str, archive: Path, most: int) -> None:
+    """Download a file of at most so many bytes, with a progress bar on a terminal."""
     from download import download  # here, because only this needs it
 
     shows = sys.stdout is not None and sys.stdout.isatty()
-    before = socket.getdefaulttimeout()
+    before, opener = socket.getdefaulttimeout(), urllib.request._opener  # type: ignore[attr-defined]
     socket.setdefaulttimeout(TIMEOUT)  # of the transfer, for which `download` sets none
+    urllib.request.install_opener(urllib.request.build_opener(_AtMost(most)))
     try:
         download(url, str(archive), kind="file", progressbar=shows, replace=True, timeout=TIMEOUT, verbose=False)
     except Exception as error:
@@ -185,6 +217,7 @@ def _fetch(caller: str, url: str, archive: Path) -> None:
         ) from error
     finally:
         socket.setdefaulttimeout(before)
+        urllib.request.install_opener(opener)
 
 
 def _unpack(caller: str, source: Source, archive: Path, folder: Path) -> None:

@@ -27,12 +27,14 @@ class ColumnsCheck:
     with the shape of the network's output, which is known while a graph is compiled, before it runs.
 
     Args:
-        network (Cell): gets the first column, or all columns if there is no loss function.
+        network (Cell): gets the first columns, or all columns if there is no loss function.
         loss_fn (Union[Cell, Callable, None]): gets the network's output and the other columns.
+        inputs (int): the number of the first columns.
         way_out (str): how to give a loss function.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, way_out: str):
+    def __init__(self, network: nn.Cell, loss_fn: Any, inputs: int, way_out: str):
+        self._inputs = inputs
         self._takes, self._has_loss_fn = network if loss_fn is None else loss_fn, loss_fn is not None
         self._way_out = way_out
         self._name, self._options = name_and_options(loss_fn)
@@ -51,8 +53,9 @@ class ColumnsCheck:
         self._data, self._columns = data, columns
         self._check_number()
         self._classes = np.empty(0, np.int32)
-        if self._name in _CLASS_LOSSES and len(columns) > 1 and _is_integer(columns[1].dtype):
-            classes = columns[1].asnumpy()
+        labels = columns[self._inputs :]
+        if self._name in _CLASS_LOSSES and labels and _is_integer(labels[0].dtype):
+            classes = labels[0].asnumpy()
             self._classes = classes if self._name == _CLASS_LOSSES[0] else not_ignored(self._options, classes)
             if self._classes.size and self._classes.min() < 0:  # MindSpore treats -1 as the last class
                 self._reject_class("labels >= 0", self._classes.min())
@@ -62,12 +65,10 @@ class ColumnsCheck:
 
         Then it is worth a forward to find out before a graph is compiled.
         """
-        if self._name not in _CLASS_LOSSES or len(self._columns) < 2:
-            return False
         *_, last = (), *(each.shape for each in network.get_parameters())
-        if not last:
+        if self._name not in _CLASS_LOSSES or not self._columns[self._inputs :] or not last:
             return False
-        labels = self._columns[1]
+        labels = self._columns[self._inputs]
         is_sparse = self._options("sparse") if self._name == _CLASS_LOSSES[0] else _is_integer(labels.dtype)
         if not is_sparse:
             return labels.shape[1:] != last[:1]
@@ -79,14 +80,18 @@ class ColumnsCheck:
 
     def _check_number(self) -> None:
         needed, most = arguments_of(self._takes)
-        if self._has_loss_fn and most != math.inf:
-            most = min(most, max(needed, 2))  # other arguments with defaults are options
+        if self._has_loss_fn:
+            most = min(most, max(needed, 2)) if most != math.inf else most  # others with defaults are options
+            needed, most = needed + self._inputs - 1, most + self._inputs - 1  # the output is one argument
         number = len(self._columns)
         if needed <= number <= most:
             return
         wanted = needed if number < needed else most
         if self._has_loss_fn:
-            what, way_out = ": the data, and what 'loss_fn' takes in addition to the output", ""
+            one = "the data" if self._inputs == 1 else f"{self._inputs} for the network"
+            what, way_out = f": {one}, and what 'loss_fn' takes in addition to the output", ""
+            if number > most:
+                way_out = f"If the network gets {int(number - most + self._inputs)} of them, give 'inputs'."
         else:
             what, way_out = ", which the network takes", self._way_out if number > most else ""
         rule = f"one that yields {_check.quantity(int(wanted), 'column')}{what}"
@@ -169,7 +174,7 @@ class ColumnsCheck:
 
     def _hint(self) -> str:
         """Return what may be wrong with the columns, as far as they show it."""
-        data, *labels = self._columns
+        data, labels = self._columns[0], self._columns[self._inputs :]
         if len(labels) == 1 and has_class_numbers(data) and labels[0].ndim > 1:
             return "The columns are swapped: yield the data first."
         if str(data.dtype) in ("Float64", "UInt8"):

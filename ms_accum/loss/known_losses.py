@@ -149,11 +149,22 @@ def option_of(loss_fn: Any, name: str) -> Any:
     return None if parameter is None or parameter.default is parameter.empty else parameter.default
 
 
-def divisor_of(loss_fn: Any) -> Callable[..., float] | None:
-    """Return what computes the number that a loss divides its sum by, from the columns; None if that is not known."""
+def divisor_of(loss_fn: Any, inputs: int = 1) -> Callable[..., float] | None:
+    """Return what computes the number that a loss divides its sum by, from the columns; None if that is not known.
+
+    Args:
+        loss_fn (Any): the loss.
+        inputs (int): the number of columns before the labels. Default: 1.
+    """
     name, options = name_and_options(loss_fn)
     count = _COUNTS.get(name or "")
-    return None if count is None else functools.partial(count, options)
+    if count is None:
+        return None
+
+    def divisor(*columns: Tensor) -> float:
+        return count(options, columns[0], *columns[inputs:])
+
+    return divisor
 
 
 def why_not_additive(loss_fn: Any) -> str | None:
@@ -260,20 +271,26 @@ class WithLoss(nn.WithLossCell):
 
     Args:
         network (Cell), loss_fn (Union[Cell, Callable]): both.
+        inputs (int): the columns that the network gets; the loss gets the others. Default: 1.
         accepts (Optional[Callable]): raises an error about shapes of the output and the labels, and the labels' type,
             which are constants in a graph. Default: ``None``.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, accepts: Any = None):
+    def __init__(self, network: nn.Cell, loss_fn: Any, inputs: int = 1, accepts: Any = None):
         super().__init__(network, runnable(loss_fn))
-        self.accepts = accepts
+        self.inputs, self.accepts = inputs, accepts
 
-    def construct(self, data: Tensor, *labels: Tensor) -> Any:
-        output = self._backbone(data)
+    def construct(self, *columns: Tensor) -> Any:
+        output, labels = call(self._backbone, columns[: self.inputs]), columns[self.inputs :]
         if self.accepts is not None and len(labels) > 0 and isconstant(output.shape):
             if not self.accepts(output.shape, labels[0].shape, labels[0].dtype):
                 return output  # never, because it raises an error
         return call(self._loss_fn, (output, *labels))
+
+
+def of_network(output: Any) -> Any:
+    """Return the loss of a network that returns it alone, or as the first of several outputs."""
+    return output[0] if isinstance(output, (tuple, list)) else output
 
 
 def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
@@ -284,16 +301,18 @@ def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
         loss (Tensor): the loss.
         of_loss_fn (bool): whether a `loss_fn` has returned it, and not a network.
     """
+    loss = loss if of_loss_fn else of_network(loss)
     if loss is None:
         raise TypeError(f"For '{owner}', the loss must be a scalar, but got None. Does the function return it?")
     if isinstance(loss, (tuple, list, dict)):
+        rule = "the network must return the loss, or (loss, output, ...)"
         remedy = "Give the driver a 'loss_fn', or wrap the network in a Cell that returns the loss."
         if of_loss_fn:
+            rule = "'loss_fn' must return only the loss"
             remedy = (
                 "Leave the others out; if they are terms of the loss, give GradientAccumulation a dict as 'weight'."
             )
-        function = "'loss_fn'" if of_loss_fn else "the network"
-        raise TypeError(f"For '{owner}', {function} must return only the loss, but got several values. {remedy}")
+        raise TypeError(f"For '{owner}', {rule}, but got several values. {remedy}")
     if loss.ndim != 0:
         remedy = "" if of_loss_fn else ", and the driver a 'loss_fn'"
         raise ValueError(

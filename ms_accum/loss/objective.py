@@ -34,7 +34,7 @@ class Objective:
 
     Args:
         owner (str): the name used in error messages.
-        network (Cell), loss_fn, reduction, weight, coefficients, check: as for `GradientAccumulation`.
+        network (Cell), loss_fn, reduction, weight, coefficients, check, inputs: as for `GradientAccumulation`.
         options (Options): the ranks, and whether the forward is compiled in PyNative mode.
     """
 
@@ -49,26 +49,34 @@ class Objective:
         weight: Any,
         coefficients: Any,
         check: str,
+        inputs: int | None,
     ):
         self._owner, self._given_weight = owner, weight
         self._data = _check.TRAIN if owner == "GradientAccumulation" else _check.Argument(owner, _check.TRAIN.name)
         if isinstance(loss_fn, type):
             _check.raise_class(owner, "loss_fn", "an object", loss_fn)
+        if inputs is not None and loss_fn is None:
+            rule, remedy = "None without a loss function", "The network gets all columns."
+            _check.raise_invalid(ValueError, owner, "inputs", rule, inputs, remedy)
         self.network = network
         self.loss_fn = loss_fn
+        self.inputs = 1 if inputs is None else _check.positive_int(owner, "inputs", inputs)
+        """int, the first columns, which the network gets if there is a loss function; the others are labels."""
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         """str, ``"mean"`` or ``"sum"``."""
         self.terms = self._terms(weight, coefficients, options["group"])
         """Optional[Terms], the terms of the loss, if it has several."""
-        self.weight: Any = Weight(owner, weight, reduction, loss_fn) if self.terms is None else None
+        self.weight: Any = None if self.terms else Weight(owner, weight, reduction, loss_fn, self.inputs)
         """Optional[Weight], the weight of a micro-batch, if the loss is one."""
         self.summing = check_reduction(owner, loss_fn, reduction) == "sum"
         """bool, whether losses are sums, which are added as they are."""
         way_out = "(network, loss_fn)" if owner == "AccumulatedTrainStep" else "a 'loss_fn'"
-        self.columns = ColumnsCheck(network, loss_fn, f"Give {way_out}, or a network that returns its loss.")
-        self.evaluated = network if loss_fn is None else WithLoss(network, loss_fn, self.columns.of_output())
+        way_out = f"Give {way_out}, or a network that returns its loss."
+        self.columns = ColumnsCheck(network, loss_fn, self.inputs, way_out)
+        accepts = self.columns.of_output()
+        self.evaluated = network if loss_fn is None else WithLoss(network, loss_fn, self.inputs, accepts)
         if self.terms is not None:
-            self.evaluated = LossOfTerms(owner, network, loss_fn, self.terms)
+            self.evaluated = LossOfTerms(owner, network, loss_fn, self.inputs, self.terms)
         """Cell, returns a micro-batch's loss, or its terms, from its columns."""
         self.forward = self.evaluated if self.terms is None else WeighedTerms(self.evaluated)
         """Cell, what is trained."""
@@ -77,18 +85,22 @@ class Objective:
         checks = _check.one_of(owner, "check", check, _CHECKS) == "first" and weight is None and reduction == "mean"
         self._additivity: AdditivityCheck | None = None  # until it has a result
         if checks:  # in a Cell of its own, because labels of a part may number more rows than it has
-            forward = network if loss_fn is None else WithLoss(network, loss_fn)
+            forward = network if loss_fn is None else WithLoss(network, loss_fn, self.inputs)
             self._additivity = AdditivityCheck(owner, forward, self.weight_of)
 
     @property
     def settings(self) -> dict[str, Any]:
         """dict, what must be equal in a resumed run, and on all ranks; of what is optional only what is given."""
-        weight, settings = as_number(self._given_weight), {"reduction": self.reduction}
+        weight, settings = as_number(self._given_weight), {"reduction": self.reduction, **self._own_inputs}
         if self.terms is not None:
             return {**settings, **self.terms.settings}
         if weight is None:
             return settings
         return {**settings, "weight": weight if isinstance(weight, (int, float)) else name_of(weight)}
+
+    @property
+    def _own_inputs(self) -> dict[str, Any]:
+        return {} if self.inputs == 1 else {"inputs": self.inputs}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -101,11 +113,15 @@ class Objective:
             if self.reduction != "mean":
                 remedy = "Each term is divided by what it averages over."
                 _check.raise_invalid(ValueError, self._owner, "reduction", "'mean' with several terms", "'sum'", remedy)
-            return Terms(weight, coefficients, group=group, owner=self._owner)
+            return Terms(weight, coefficients, group=group, inputs=self.inputs, owner=self._owner)
         if coefficients is not None:
             rule = "None unless 'weight' is a dict of terms"
             _check.raise_invalid(ValueError, self._owner, "coefficients", rule, coefficients)
         return None
+
+    def labels(self, columns: tuple) -> tuple:
+        """Return the columns that are not the network's, or the last if it gets all of them."""
+        return columns[-1:] if self.loss_fn is None else columns[self.inputs :]
 
     def divisors(self, columns: tuple) -> tuple[float, ...]:
         """Return what each term of a micro-batch's loss is divided by; of a loss that is one, its weight."""
@@ -174,13 +190,14 @@ class Weight:
             function of the micro-batch's columns that returns one.
         reduction (str): ``"mean"``, which uses weights, or ``"sum"``, which does not.
         loss_fn (Union[Cell, Callable, None]): the loss.
+        inputs (int): the number of columns before the labels. Default: 1.
     """
 
-    def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None):
+    def __init__(self, owner: str, weight: Any, reduction: str, loss_fn: Any = None, inputs: int = 1):
         if weight is not None and reduction == "sum":
             raise ValueError(f"For '{owner}', 'weight' must come with reduction='mean', but got 'sum'.")
         self._owner = owner
-        divisor = divisor_of(loss_fn)
+        divisor = divisor_of(loss_fn, inputs)
         self.is_guess = weight is None and divisor is None
         """bool, whether the weight is a guess (the rows), because neither the user nor the loss defines it."""
         is_function = callable(weight) and not isinstance(weight, Tensor)

@@ -36,6 +36,7 @@ class Terms:
         coefficients (Optional[dict]): the factors of terms, 1 for those that are not in it: numbers, or functions of
             the number of updates so far. Default: ``None``.
         group (Optional[Group]): the ranks, from `own_group`, over which divisors are summed. Default: ``None``.
+        inputs (int): the columns before the labels, which one of MindSpore's losses averages over. Default: 1.
         owner (str): the name used in error messages. Default: ``"Terms"``.
 
     Raises:
@@ -52,7 +53,8 @@ class Terms:
         >>> from ms_accum import Accumulator, Terms
         >>> net, ce = nn.Dense(4, 3), nn.CrossEntropyLoss(ignore_index=-1)
         >>> optimizer = nn.SGD(net.trainable_params(), 0.1)
-        >>> accumulator, terms = Accumulator(optimizer, 2), Terms({"ce": ce, "size": "rows"}, {"size": 0.01})
+        >>> accumulator = Accumulator(optimizer, 2, reduction="sum")
+        >>> terms = Terms({"ce": ce, "size": "rows"}, {"size": 0.01})
         >>> def forward(x, y, factors, counts):
         ...     outputs = net(x)
         ...     losses = {"ce": ce(outputs, y), "size": ops.mean(ops.square(outputs))}
@@ -76,6 +78,7 @@ class Terms:
         coefficients: Mapping[str, float | Callable] | None = None,
         *,
         group: Group | None = None,
+        inputs: int = 1,
         owner: str = "Terms",
     ):
         self._owner, self._group = owner, group
@@ -83,7 +86,8 @@ class Terms:
             _check.raise_invalid(ValueError, owner, "weight", "a dict from the names of terms", weight)
         self.names = tuple(weight)
         """tuple[str], the names of the terms, in the order of the losses if these are a tuple."""
-        self._counts = [_count_of(owner, name, value) for name, value in weight.items()]
+        inputs = _check.positive_int(owner, "inputs", inputs)
+        self._counts = [_count_of(owner, name, value, inputs) for name, value in weight.items()]
         given = {} if coefficients is None else coefficients
         if not isinstance(given, Mapping):
             rule = "a dict from the names of terms"
@@ -152,19 +156,19 @@ class Terms:
         return tuple(count(micro_batch) for count in self._counts)
 
 
-def _count_of(owner: str, name: str, value: Any) -> Callable[[tuple], float]:
+def _count_of(owner: str, name: str, value: Any, inputs: int) -> Callable[[tuple], float]:
     """Return what computes the number that a term of a micro-batch is divided by, from its columns."""
     if isinstance(value, str) and value == "rows":
         return lambda columns: float(columns[0].shape[0])
     if isinstance(value, str) and value == "elements":
-        return lambda columns: float(columns[1].size if len(columns) > 1 else columns[0].size)
+        return lambda columns: float(columns[inputs if len(columns) > inputs else 0].size)
     if isinstance(value, str):
         _check.raise_invalid(ValueError, owner, "weight", f"{_COUNTS} for each term", f"{value!r} for {name!r}")
     if callable(value) and not isinstance(value, Tensor):
         if loss_reduction(value) in ("sum", "none") or (isinstance(value, nn.LossBase) and divisor_of(value) is None):
             rule = "a loss that averages over a known number, if it is a loss"
             _check.raise_invalid(ValueError, owner, "weight", rule, f"{type(value).__name__} for {name!r}")
-        function = divisor_of(value) or value
+        function = divisor_of(value, inputs) or value
         return lambda columns: amount_of(owner, function, columns, name)
     number = _check.positive_number(owner, f"weight[{name!r}]", as_number(value))
     return lambda columns: number
@@ -204,6 +208,7 @@ def window_factors(
     updates: int = 0,
     group: Group | str | None = AUTO,
     times: float = 1.0,
+    inputs: int = 1,
 ) -> list[Any]:
     """Return for each micro-batch of a window the factor of its mean loss, for training with another engine.
 
@@ -225,6 +230,7 @@ def window_factors(
             returns. Default: ``"auto"``.
         times (float): what the engine divides by itself: the number of micro-batches if it divides each loss, the
             number of ranks if it averages over them, their product if it does both. Default: 1.0.
+        inputs (int): the columns before the labels, which one of MindSpore's losses averages over. Default: 1.
 
     Returns:
         list[float], a factor for each micro-batch; for a loss of several terms list[dict], from each term's name to its
@@ -253,7 +259,7 @@ def window_factors(
     if coefficients is not None and not several:
         _check.raise_invalid(ValueError, owner, "coefficients", "None unless 'weight' is a dict of terms", coefficients)
     given: Any = weight if several else {"loss": "rows" if weight is None else weight}
-    terms = Terms(given, coefficients, group=group_of(owner, group), owner=owner)
+    terms = Terms(given, coefficients, group=group_of(owner, group), inputs=inputs, owner=owner)
     factors = (times * terms.numbers(window, updates)[1]).tolist()
     return [dict(zip(terms.names, row)) for row in factors] if several else [factor for (factor,) in factors]
 
@@ -266,18 +272,20 @@ class LossOfTerms(nn.Cell):
         network (Cell): the network.
         loss_fn (Union[Cell, Callable, None]): returns the terms from its output and the other columns; None: the
             network returns them.
+        inputs (int): the columns that the network gets if there is a loss function.
         terms (Terms): the terms.
     """
 
-    def __init__(self, owner: str, network: nn.Cell, loss_fn: Any, terms: Terms):
+    def __init__(self, owner: str, network: nn.Cell, loss_fn: Any, inputs: int, terms: Terms):
         super().__init__(auto_prefix=False)
         self.owner, self.names = owner, terms.names
-        self.network, self.loss_fn = network, runnable(loss_fn)
+        self.network, self.loss_fn, self.inputs = network, runnable(loss_fn), inputs
 
     def construct(self, *columns: Tensor) -> Any:
         if self.loss_fn is None:
             return terms_of(self.owner, self.names, call(self.network, columns))
-        return terms_of(self.owner, self.names, call(self.loss_fn, (self.network(columns[0]), *columns[1:])))
+        output = call(self.network, columns[: self.inputs])
+        return terms_of(self.owner, self.names, call(self.loss_fn, (output, *columns[self.inputs :])))
 
 
 class WeighedTerms(nn.Cell):

@@ -37,6 +37,33 @@ def set_random_state(state: dict[str, Any]) -> None:
     ms.set_rng_state(Tensor(np.array(state["mindspore"], np.uint8)))
 
 
+def is_random_state(state: Any) -> bool:
+    """Return whether `set_random_state` can restore it: NumPy and MindSpore would also take what is none."""
+    try:
+        (version, numbers, gauss), numpy = state["python"], state["numpy"]
+        name, keys, position, has_gauss, cached = numpy
+        of_mindspore = state["mindspore"]
+    except (TypeError, ValueError, KeyError):
+        return False
+    now = random_state()
+    return (
+        [version, type(gauss) in (float, type(None))] == [now["python"][0], True]
+        and _are_numbers(numbers, len(now["python"][1]), 2**32)
+        and numbers[-1] <= len(numbers) - 1
+        and name == now["numpy"][0]
+        and _are_numbers(keys, len(now["numpy"][1]), 2**32)
+        and _are_numbers([position, has_gauss], 2, len(keys) + 1)
+        and type(cached) is float
+        and _are_numbers(of_mindspore, len(now["mindspore"]), 2**8)
+    )
+
+
+def _are_numbers(values: Any, length: int, below: int) -> bool:
+    """Return whether it is a list with so many ints below a number."""
+    is_list = isinstance(values, list) and len(values) == length
+    return is_list and all(type(value) is int and 0 <= value < below for value in values)
+
+
 def offset_seeds_by_rank(networks: Iterable[nn.Cell], rank: int) -> None:
     """Make random layers and MindSpore's generator draw different numbers on each rank; a second call changes nothing.
 

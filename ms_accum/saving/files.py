@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import shutil
 import stat
@@ -75,7 +76,7 @@ def write_whole(
         reason = "it is a folder" if os.path.isdir(name) else "it is not a regular file"
         raise OSError(f"'{path}' can't be written: {reason}")
     try:
-        with tempfile.TemporaryDirectory(prefix=_STAGING, dir=folder) as staging:
+        with tempfile.TemporaryDirectory(prefix=f"{_STAGING}{os.path.basename(name)}-", dir=folder) as staging:
             new = os.path.join(staging, os.path.basename(path))  # the extension sets the format
             write(new)
             os.chmod(new, _mode_of_new_files(staging))  # files that MindSpore writes are read-only
@@ -100,9 +101,15 @@ def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
     write_whole(path, len(content), write)
 
 
-def remove_leftovers(folder: str | os.PathLike[str]) -> None:
-    """Remove the temporary folders of killed processes, in a folder that no other process is using."""
-    for staging in Path(folder).glob(f"{_STAGING}*"):
+def remove_leftovers(folder: str | os.PathLike[str], name: str | None = None) -> None:
+    """Remove the temporary folders of killed processes, in a folder or for a file that no other process is using.
+
+    Args:
+        folder (str): the folder.
+        name (Optional[str]): the name of the file in it; None: of all files.
+    """
+    random = "?" * 8  # what `tempfile` adds
+    for staging in Path(folder).glob(f"{_STAGING}*" if name is None else f"{_STAGING}{glob.escape(name)}-{random}"):
         shutil.rmtree(staging, ignore_errors=True)
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 from mindspore import Tensor, nn, ops
@@ -18,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import _check
-from ..network.generators import random_layers, random_state, set_random_state
+from ..network.generators import is_random_state, random_layers, random_state, set_random_state
 from ..network.parameters import as_array
 
 SETTING = "setting"
@@ -60,7 +62,10 @@ def read_arrays(path: str) -> tuple[dict[str, np.ndarray], Any]:
     digest, _, text = entry.partition(" ")
     if digest != digest_of(arrays, text):
         raise CheckpointError(f"'{path}' is damaged: its SHA-256 does not match.")
-    return arrays, json.loads(text)
+    try:
+        return arrays, json.loads(text)
+    except (ValueError, RecursionError) as error:  # no JSON, a number of too many digits, too many brackets
+        raise CheckpointError(f"'{path}' can't be read: {error}.") from error
 
 
 def kinds_of_arrays(path: str) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -121,6 +126,54 @@ def shortened(texts: Sequence[str]) -> str:
 
 VERSION = 6
 _VERSION = "state_version"
+ONCE_ONLY = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
+
+
+@dataclass
+class Position:
+    """The position of a run in its data."""
+
+    first: int | None = None
+    """The dataset's number of the run's first epoch, if the dataset numbers epochs."""
+    epoch: int = 1
+    """The epoch, from 1."""
+    batches: int = 0
+    """The number of finished batches of the epoch."""
+    rows: int = 0
+    """The number of finished rows of the epoch."""
+    step: int = 0
+    """The number of finished windows of the epoch."""
+    windows: int = 0
+    """The number of finished windows of the run."""
+    size: int | None = None
+    """The rows of a batch, if the dataset provides this number."""
+    total: int | None = None
+    """The batches of an epoch, if the dataset provides this number."""
+    ranks: int = 1
+    """The number of processes that read one batch each."""
+    reported: int = 0
+    """The last epoch whose end was reported: a tail that is carried is read again, but its epoch does not end again."""
+    of_ranks: list[int] | None = None
+    """The number of finished batches of each rank, where these may differ: windows end by weight."""
+    random: dict[str, Any] | None = None
+    """The state of the random number generators at the start of the epoch."""
+    evaluated: int | None = None
+    """The number of updates at the last evaluation."""
+
+    @property
+    def epochs_begun(self) -> int:
+        """int, the number of epochs that have begun."""
+        return self.epoch if self.batches else self.epoch - 1
+
+    def check(self, over: bool) -> None:
+        """Raise a ValueError if the epoch is over and had no batches."""
+        if over and not self.batches:
+            got = f"none in epoch {self.epoch}"
+            _check.TRAIN.raise_invalid(ValueError, "one that yields batches in every epoch", got, ONCE_ONLY)
+
+    def next_epoch(self) -> None:
+        """Move to the beginning of the next epoch."""
+        self.epoch, self.batches, self.rows, self.step, self.of_ranks = self.epoch + 1, 0, 0, 0, None
 
 
 class TrainingState(NamedTuple):
@@ -208,4 +261,66 @@ def read(path: str) -> TrainingState:
         raise CheckpointError(f"'{path}' is not a training state.")
     if state.metadata[_VERSION] != VERSION:
         raise CheckpointError(f"'{path}' is a training state of another version of ms_accum.")
+    wrong = [name for name, is_valid in _METADATA.items() if not is_valid(state.metadata.get(name))]
+    if wrong:
+        raise CheckpointError(f"'{path}' is not a training state of a run: its '{wrong[0]}' is none that a run writes.")
     return state
+
+
+# What a run writes. Whoever makes up a file can give it the right digest.
+
+_DEEPEST = 50  # brackets in each other, of a setting
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
+def _or_none(is_valid: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or is_valid(value)
+
+
+def _is_position(at: Any) -> bool:
+    if not isinstance(at, dict) or at.keys() != _POSITION.keys():
+        return False
+    if not all(is_valid(at[name]) for name, is_valid in _POSITION.items()):
+        return False
+    of_ranks = at["of_ranks"] is None or len(at["of_ranks"]) == at["ranks"]
+    return of_ranks and at["epoch"] > 0 and at["ranks"] > 0 and at["size"] != 0
+
+
+def _is_score(best: Any) -> bool:
+    """Return whether it is the best score and the name of its state, or None twice."""
+    if not isinstance(best, list) or len(best) != 2:
+        return False
+    score, name = best
+    return best == [None, None] or (type(score) is float and not math.isnan(score) and type(name) is str)
+
+
+def _is_plain(value: Any, levels: int = _DEEPEST) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels > 0 and all(_is_plain(each, levels - 1) for each in inside)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(map(_is_count, values))
+
+
+_KINDS = {
+    "int": _is_count,
+    "int | None": _or_none(_is_count),
+    "list[int] | None": _or_none(_are_counts),
+    "dict[str, Any] | None": _or_none(is_random_state),
+}
+_POSITION = {field.name: _KINDS[str(field.type)] for field in fields(Position)}
+_METADATA: dict[str, Callable[[Any], bool]] = {
+    "updates": _is_count,
+    "skipped": _is_count,
+    "updated": lambda value: type(value) is bool,
+    "skips": _or_none(_is_count),  # not of an Accumulator
+    "micro_batches": _or_none(_is_count),  # not of the driver
+    "at": _is_position,
+    "random": is_random_state,
+    "config": lambda value: isinstance(value, dict) and _is_plain(value),
+    "best": _is_score,
+}

@@ -53,11 +53,9 @@ class CoupledLoss(nn.Cell):
         loss_fn (Union[Cell, Callable]): returns a scalar loss from the representations of the window, as one float32
             tensor for each output of the network, and the columns that the network does not get. If it has parameters
             to train, it must be a Cell.
-        columns (int): the number of columns that the network gets; these are the first ones. Default: 1.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If `columns` is less than 1.
         RuntimeError: If it is called. Only `GradientAccumulation` accepts it.
 
     Supported Platforms:
@@ -82,12 +80,11 @@ class CoupledLoss(nn.Cell):
     couples_rows = True
     """bool, marks a loss whose value for a batch is not the mean of its values for parts of the batch."""
 
-    def __init__(self, loss_fn: Callable, columns: int = 1):
+    def __init__(self, loss_fn: Callable):
         super().__init__(auto_prefix=False)
         if not callable(loss_fn) or isinstance(loss_fn, CoupledLoss):
             _check.raise_invalid(TypeError, _OWNER, "loss_fn", "a Cell or a function", type(loss_fn).__name__)
         self.loss_fn = loss_fn
-        self.columns = _check.positive_int(_OWNER, "columns", columns)
 
     def construct(self, *inputs: Any) -> Any:
         return _reject_call()
@@ -99,11 +96,12 @@ class LossOfBatch(nn.Cell):
     Args:
         network (Cell): returns one or several representations from its columns.
         coupled (CoupledLoss): the loss.
+        inputs (int): the columns that the network gets, from the first.
     """
 
-    def __init__(self, network: nn.Cell, coupled: CoupledLoss):
+    def __init__(self, network: nn.Cell, coupled: CoupledLoss, inputs: int):
         super().__init__(auto_prefix=False)
-        self.network, self.loss_fn, self.columns = network, runnable(coupled.loss_fn), coupled.columns
+        self.network, self.loss_fn, self.columns = network, runnable(coupled.loss_fn), inputs
         self.original_loss_fn = (coupled.loss_fn,)
         """tuple, the user's loss, unchanged; in a tuple, so that it is not a Cell inside this one."""
 
@@ -208,7 +206,10 @@ def objective_of(owner: str, network: nn.Cell, loss_fn: Any, options: Any, **wei
         _check.raise_invalid(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
     if isinstance(runnable(loss_fn.loss_fn), nn.Cell):
         check_gradient(_OWNER, runnable(loss_fn.loss_fn), options["compile"], "loss_fn")
-    return Objective(owner, LossOfBatch(network, loss_fn), None, options, **{**weights, "weight": 1.0})
+    given = weights["inputs"]
+    inputs = 1 if given is None else _check.positive_int(owner, "inputs", given)
+    weights |= {"weight": 1.0, "inputs": None}
+    return Objective(owner, LossOfBatch(network, loss_fn, inputs), None, options, **weights)
 
 
 def trained_by_loss(loss_of_batch: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, repeat
 from typing import Any, Callable, NoReturn
 
@@ -16,54 +16,7 @@ from mindspore import Tensor
 from .. import _check
 from ..network.generators import random_state, set_random_state
 from ..ranks.group import Group, broadcast_number
-
-ONCE_ONLY = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
-
-
-@dataclass
-class Position:
-    """The position of a run in its data."""
-
-    first: int | None = None
-    """The dataset's number of the run's first epoch, if the dataset numbers epochs."""
-    epoch: int = 1
-    """The epoch, from 1."""
-    batches: int = 0
-    """The number of finished batches of the epoch."""
-    rows: int = 0
-    """The number of finished rows of the epoch."""
-    step: int = 0
-    """The number of finished windows of the epoch."""
-    windows: int = 0
-    """The number of finished windows of the run."""
-    size: int | None = None
-    """The rows of a batch, if the dataset provides this number."""
-    total: int | None = None
-    """The batches of an epoch, if the dataset provides this number."""
-    ranks: int = 1
-    """The number of processes that read one batch each."""
-    reported: int = 0
-    """The last epoch whose end was reported: a tail that is carried is read again, but its epoch does not end again."""
-    of_ranks: list[int] | None = None
-    """The number of finished batches of each rank, where these may differ: windows end by weight."""
-    random: dict[str, Any] | None = None
-    """The state of the random number generators at the start of the epoch."""
-    evaluated: int | None = None
-    """The number of updates at the last evaluation."""
-
-    @property
-    def epochs_begun(self) -> int:
-        """int, the number of epochs that have begun."""
-        return self.epoch if self.batches else self.epoch - 1
-
-    def check(self, over: bool) -> None:
-        """Raise a ValueError if the epoch is over and had no batches."""
-        if over and not self.batches:
-            _raise_not_yielding(_check.TRAIN, "batches in every epoch", f"none in epoch {self.epoch}", ONCE_ONLY)
-
-    def next_epoch(self) -> None:
-        """Move to the beginning of the next epoch."""
-        self.epoch, self.batches, self.rows, self.step, self.of_ranks = self.epoch + 1, 0, 0, 0, None
+from ..saving.training_state import Position as Position
 
 
 class Data:

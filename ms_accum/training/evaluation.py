@@ -15,26 +15,28 @@ from mindspore.train.metrics import get_metrics, names
 from .. import _check
 from ..engine.config import WindowConfig
 from ..engine.ema import averaged
-from ..loss.known_losses import runnable
+from ..loss.known_losses import of_network, runnable
 from ..loss.objective import Objective
 from ..loss.terms import Terms, terms_of
 from ..network.compiled import Compiled, call, check_compile, compiled
 from ..network.runtime import tune
 from ..network.training_mode import training_mode
 from ..ranks.group import broadcast_number, total
+from ..saving.training_state import ONCE_ONLY
 from .callbacks import UNKNOWN, Callbacks
-from .data import ONCE_ONLY, Data, restoring_generators
+from .data import Data, restoring_generators
 from .step import Step
 
 _OWNER = "train_process"
 
 
-def evaluate(network: nn.Cell, dataset: Iterable, *, compile: bool = True) -> tuple[int, int]:
+def evaluate(network: nn.Cell, dataset: Iterable, *, inputs: int = 1, compile: bool = True) -> tuple[int, int]:
     """Count the samples that `network` classifies correctly.
 
     Args:
         network (Cell): from images to one score per class. Its training mode is restored.
         dataset (Union[Dataset, Iterable]): batches of (image, label).
+        inputs (int): the columns that the network gets; the next one is the label. Default: 1.
         compile (bool): whether the network runs as a compiled graph in PyNative mode too, MindSpore's default, which is
             several times faster. Default: ``True``.
 
@@ -54,9 +56,13 @@ def evaluate(network: nn.Cell, dataset: Iterable, *, compile: bool = True) -> tu
     correct = rows = 0
     tune("evaluate", network.get_parameters())
     scores_of = compiled("evaluate", network, check_compile("evaluate", compile))
+    inputs = _check.positive_int("evaluate", "inputs", inputs)
     with training_mode(network, False):
-        for image, label in next(Data(dataset).epochs(1)):
-            guess, answer = np.argmax(scores_of(image).asnumpy(), axis=1), label.asnumpy()
+        for columns in next(Data(dataset).epochs(1)):
+            if len(columns) != inputs + 1:
+                rule = f"one that yields {inputs + 1} columns, of which the network gets {inputs}"
+                _check.raise_invalid(ValueError, "evaluate", "dataset", rule, len(columns), "Give 'inputs'.")
+            guess, answer = np.argmax(scores_of(*columns[:inputs]).asnumpy(), axis=1), columns[inputs].asnumpy()
             if answer.shape != guess.shape:
                 raise ValueError(f"For 'evaluate', labels must have the shape {guess.shape}, but got {answer.shape}.")
             correct += int(np.sum(guess == answer))
@@ -70,18 +76,19 @@ class _LossAndOutput(Compiled):
     Args:
         network (Cell): the network.
         loss_fn (Union[Cell, Callable]): its loss.
+        inputs (int): the columns that the network gets; the loss gets the others.
         terms (Optional[Terms]): the terms, if the loss has several.
         compiles (bool): whether it is compiled in PyNative mode.
     """
 
-    def __init__(self, network: nn.Cell, loss_fn: Any, terms: Terms | None, compiles: bool):
+    def __init__(self, network: nn.Cell, loss_fn: Any, inputs: int, terms: Terms | None, compiles: bool):
         super().__init__(_OWNER, compiles, network, loss_fn)
-        self.network, self.loss_fn = network, runnable(loss_fn)
+        self.network, self.loss_fn, self.inputs = network, runnable(loss_fn), inputs
         self.names: Any = () if terms is None else terms.names
 
-    def construct(self, data: Any, *labels: Any) -> Any:
-        output = self.network(data)
-        loss = call(self.loss_fn, (output, *labels))
+    def construct(self, *columns: Any) -> Any:
+        output = call(self.network, columns[: self.inputs])
+        loss = call(self.loss_fn, (output, *columns[self.inputs :]))
         return (terms_of(_OWNER, self.names, loss) if self.names else loss), output
 
 
@@ -156,17 +163,11 @@ class Evaluation:
             _check.raise_invalid(ValueError, _OWNER, "valid_dataset", rule, None)
         self._objective, self._data, self._group = objective, Data(dataset, argument=_check.VALID), config.group
         network, loss_fn = objective.network, objective.loss_fn
-        if self._metrics and loss_fn is None:
-            remedy = "They need the network's output: give the driver the network and its 'loss_fn'."
-            _check.raise_invalid(
-                ValueError, _OWNER, "metrics", "None for a network that returns its loss", "some", remedy
-            )
-        self._has_output = loss_fn is not None
         compiles = config.compiles
         self._cell: nn.Cell = objective.evaluated
-        if self._has_output:
-            self._cell = _LossAndOutput(network, loss_fn, objective.terms, compiles)
-        self._run = self._cell if self._has_output else compiled(_OWNER, self._cell, compiles)
+        if loss_fn is not None:
+            self._cell = _LossAndOutput(network, loss_fn, objective.inputs, objective.terms, compiles)
+        self._run = self._cell if loss_fn is not None else compiled(_OWNER, self._cell, compiles)
         self._check_first_batch(dataset)
 
     def _check_first_batch(self, dataset: Any) -> None:
@@ -183,6 +184,22 @@ class Evaluation:
         if first is None:
             _check.VALID.raise_invalid(ValueError, "one that yields batches", "none")
         self._objective.columns.check(_check.VALID, first)
+        if self._metrics and self._objective.loss_fn is None:
+            with training_mode(self._cell, False), restoring_generators():
+                self._run_batch(first)
+
+    def _run_batch(self, columns: tuple) -> tuple[Any, tuple]:
+        """Return the loss of a batch, or its terms, and the network's output, if there is one."""
+        results = self._run(*columns)
+        if self._objective.loss_fn is not None:
+            return results[0], (results[1],)
+        if self._objective.terms is not None:  # a network that returns its terms
+            results = (results,)
+        output = tuple(results[1:2]) if isinstance(results, (tuple, list)) else ()
+        if self._metrics and not output:
+            rule, remedy = "None for a network that returns only its loss", "Return (loss, output), or give 'loss_fn'."
+            _check.raise_invalid(ValueError, _OWNER, "metrics", rule, "some", remedy)
+        return of_network(results), output
 
     def __call__(self, callbacks: Callbacks, stop: Callable[[], bool]) -> dict[str, Any] | None:
         """Return the results by name, with ``"eval_loss"``; None if `stop` returned true on any of the ranks.
@@ -221,12 +238,13 @@ class Evaluation:
                 return None
             step = callbacks.arguments.cur_step_num + 1
             callbacks("on_eval_step_begin", cur_step_num=step, eval_dataset_element=columns)
-            losses, *output = self._run(*columns) if self._has_output else (self._run(*columns),)
+            losses, output = self._run_batch(columns)
+            labels = objective.labels(columns)
             counted = means.add((losses,) if terms is None else losses, objective.divisors(columns))
             loss = losses if terms is None else Tensor(counted, ms.float32)
-            callbacks("on_eval_step_end", net_outputs=(loss, *output, *columns[1:]))
+            callbacks("on_eval_step_end", net_outputs=(loss, *output, *labels))
             for metric in self._metrics.values():
-                metric.update(loss) if isinstance(metric, Loss) else metric.update(*output, *columns[1:])
+                metric.update(loss) if isinstance(metric, Loss) else metric.update(*output, *labels)
         if columns is None:
             _check.VALID.raise_invalid(ValueError, "one that yields batches in every evaluation", "none", ONCE_ONLY)
         named = {} if terms is None else {f"eval_{name}": value for name, value in means.terms.items()}

@@ -98,10 +98,11 @@ class RunState:
         if at.epochs_begun > epochs:
             got = f"but got {epochs}: '{found_state.path}' has begun epoch {at.epochs_begun}"
             raise CheckpointError(f"For 'train_process', 'epoch' must be at least {at.epochs_begun}, {got}.")
+        at = data.convert(at) if found_state.changed else at
         warn_about_random_layers(self._network)
         restore(found_state.state, parameters, found_state.path, changed=bool(found_state.changed))
         self._step.load(metadata)
-        return data.convert(at) if found_state.changed else at
+        return at
 
 
 _OF_SUMS = ("loss_scale", "nonfinite", "reduction")  # the settings on which the sums of an open window depend
@@ -298,19 +299,23 @@ class ResumableLoop:
         changed = [text for name, text in found_state.changed.items() if name in _OF_SUMS]
         if micro_batches and changed:
             raise CheckpointError(
-                f"The state holds {_check.quantity(micro_batches, 'micro-batch')} of an open window, whose sums do not "
-                f"fit: {', '.join(changed)}. Resume from a state between two windows."
+                f"'{found_state.path}' holds {_check.quantity(micro_batches, 'micro-batch')} of an open window, whose "
+                f"sums do not fit: {', '.join(changed)}. Resume from a state between two windows."
             )
         if micro_batches and (self._group is not None or not has_sums):
             raise CheckpointError(
-                f"The state holds {_check.quantity(micro_batches, 'micro-batch')} of an open window, which windows of "
-                "1 and several ranks can't continue. Resume with the settings it was saved with, or from a state "
-                "between two windows."
+                f"'{found_state.path}' holds {_check.quantity(micro_batches, 'micro-batch')} of an open window, which "
+                "windows of 1 and several ranks can't continue. Resume with the settings it was saved with, or from a "
+                "state between two windows."
             )
         at = Position(**found_state.state.metadata["at"])
         if at.total != self._at.total:
             reason = f"has epochs of {_check.quantity(at.total or 0, 'batch')}, but this data set has {self._at.total}"
             raise CheckpointError(f"The run of '{found_state.path}' {reason}. Resume it with batches of the same size.")
+        micro_batches_done = (at.total or 0) * (at.epoch - 1) + at.batches
+        if at.total and (at.batches > at.total or micro_batches_done >= 2**31):  # MindSpore counts in 32 bits
+            reason = f"has finished {micro_batches_done:,} micro-batches, which a data set of MindSpore can't skip"
+            raise CheckpointError(f"The run of '{found_state.path}' {reason}.")
         restore(found_state.state, parameters, found_state.path, changed=bool(found_state.changed))
         self._accumulator.load(found_state.state.metadata)
         self._at, self._reading, self._is_resumed = at, (at.epoch, at.batches), True

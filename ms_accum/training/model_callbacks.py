@@ -14,7 +14,6 @@ from ..network.training_mode import training_mode
 from ..ranks.agreement import agree, rate_facts
 from ..ranks.group import total
 from ..saving.checkpointer import Checkpointer
-from ..saving.training_state import CheckpointError
 from .callbacks import SKIPPED_IN_A_ROW, warn_about_counters
 from .loop import ResumableLoop
 from .step import never
@@ -259,12 +258,7 @@ class SaveStates(Callback):
             reason = f"stopped before the end of epoch {self._epoch}, whose evaluation and callbacks are not repeated"
             _check.warn(f"For 'SaveStates', the resumed run {reason}.")
             self._epoch, self._batches = self._epoch + 1, 0
-        steps_done = self._size * self.initial_epoch + self._batches
-        if steps_done >= 2**31:  # MindSpore counts in 32 bits
-            raise CheckpointError(
-                f"The state has finished {steps_done:,} steps, which a data set of MindSpore can't skip."
-            )
-        dataset.set_init_step(steps_done)
+        dataset.set_init_step(self._size * self.initial_epoch + self._batches)
 
     @property
     def initial_epoch(self) -> int:

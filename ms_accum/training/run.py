@@ -181,7 +181,7 @@ class Run:
         found_state = find_together(_OWNER, plan.states, settings, self._group)
         if found_state is None:
             return None
-        differences = plan.data.differences(Position(**found_state.state.metadata.get("at", {})), self._group)
+        differences = plan.data.differences(Position(**found_state.state.metadata["at"]), self._group)
         found_state = plan.states.accepted(found_state, differences)
         return self._state.restore(found_state, parameters, plan.epochs, plan.data)
 

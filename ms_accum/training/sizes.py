@@ -191,14 +191,16 @@ def windows_by_epoch(
         return [batches - done, *[batches] * (epochs - 1)]
     left_over = (open_micro_batches if tail == "carry" else 0) - done
     by_epoch: list[int] = []
+    before = updates
     for _ in range(epochs):
-        before, windows, left_over = updates + sum(by_epoch), 0, left_over + batches
+        windows, left_over = 0, left_over + batches
         if sizes.constant is not None:
             windows, left_over = divmod(left_over, sizes.constant)
         else:
             while is_full(left_over, size := sizes.size_after(before + windows)):
                 windows, left_over = windows + 1, left_over - size
         by_epoch.append(windows + (tail == "flush" and left_over > 0))
+        before += by_epoch[-1]
         left_over = left_over if tail == "carry" else 0
     return by_epoch
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
@@ -18,6 +19,7 @@ from ..engine.ema import Ema, check_not_applied
 from ..engine.nonfinite import RAISE, SKIP_MICRO
 from ..engine.window import new_window
 from ..loss.objective import Objective
+from ..network.compiled import in_graphs
 from ..network.optimizers import LearningRate, check_scheduler, inner_of, is_sharded, kind_of, warn_if_no_gradient
 from ..network.out_of_memory import memory_advice
 from ..network.parameters import Undo, unique_name
@@ -25,7 +27,10 @@ from ..network.runtime import tune
 from ..ranks.agreement import begin_together, name_of
 from .coupled import Coupled, LossOfBatch, SumOfProducts, trained_by_loss
 from .runners import ByCalls, ByLoops, WithoutSums, loops
-from .shares import OneLoss, SeveralTerms, Shared, shared, without
+from .shares import Counted, OneLoss, SeveralTerms, Shared, shared, without
+
+_MANY = 9
+"""int, the number of shapes of which a run warns."""
 
 
 def never() -> bool:
@@ -52,6 +57,32 @@ class Ended(NamedTuple):
     """The micro-batches whose loss was not finite, or that were left out, by their numbers in the window from 1."""
     terms: Mapping[str, float]
     """The mean of each term of the loss."""
+
+
+class Shapes:
+    """Warns, once in a run, of micro-batches of many shapes: each is compiled, and keeps its memory.
+
+    Args:
+        owner (str): the name used in error messages.
+    """
+
+    def __init__(self, owner: str):
+        self._owner, self._seen, self._seconds = owner, set[tuple](), 0.0
+
+    @contextmanager
+    def running(self, parts: Sequence[Counted]) -> Iterator[None]:
+        """Count the shapes of a window's micro-batches, and the seconds of a window with a new one."""
+        before, began = len(self._seen), time.perf_counter()
+        self._seen |= {tuple(column.shape for column in part.columns) for part in parts}
+        yield
+        if len(self._seen) > before:
+            self._seconds += time.perf_counter() - began
+            if before < _MANY <= len(self._seen):
+                _check.warn(
+                    f"For '{self._owner}', micro-batches have had {len(self._seen)} shapes so far, each of which is "
+                    f"compiled: the windows with a new one took {self._seconds:.1f} s. Pad to a few lengths, as "
+                    "TokenBatches does, or give compile=False."
+                )
 
 
 class Step:
@@ -138,6 +169,7 @@ class Step:
         check_not_applied(self.config.owner, self.config.ema)
         self._undo = Undo(self.objective.forward, self.config.parameters)  # layers may have been frozen until now
         self._size = size
+        self._shapes = Shapes(self.config.owner) if in_graphs(self.config.compiles) else None
         self.skipped_in_a_row = 0
         self._overflows = self.config.scale.overflows
         self._steps_before = self._optimizer_steps() - self.updates
@@ -171,7 +203,7 @@ class Step:
         lr, bad, sums = self._learning_rate(), [], None
         updated, norm = False, math.nan
         if self._losses.can_update(window):
-            with self._running(window):
+            with self._running(window), nullcontext() if self._shapes is None else self._shapes.running(window.parts):
                 ran = self._run(window, stops)
             if ran is None:
                 self._discard()
@@ -281,7 +313,7 @@ class Step:
         self._steps_before = self._optimizer_steps() - self.updates
         self.skipped = counters["skipped"]
         self.updated = counters["updated"]
-        self.skipped_in_a_row = counters["skips"]
+        self.skipped_in_a_row = counters.get("skips") or 0  # none in a state of an Accumulator
 
 
 class ShowsWindows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -9,6 +10,8 @@ import re
 import resource
 import shutil
 import signal
+import sys
+import termios
 import warnings
 from pathlib import Path
 
@@ -16,10 +19,11 @@ import mindspore as ms
 import numpy as np
 import pytest
 import safetensors.numpy
+from filelock import FileLock
 
 from ms_accum.network.compiled import debugs
 from ms_accum.saving.training_state import read
-from programs.command import SIGNALS, Interrupted, Signals
+from programs.command import SIGNALS, Interrupted, Signals, run
 from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, start, train
 
 LONG = (*QUICK, "--batch_size=32", "--epochs=4")  # 23 updates in an epoch
@@ -174,6 +178,43 @@ def test_second_signal_ends_at_once(monkeypatch):
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
 
 
+def test_closed_terminal_is_a_signal_that_may_come_twice(monkeypatch):
+    """From the system, and from the shell. Under nohup it is none."""
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    with pytest.raises(Interrupted, match="SIGHUP") as caught, Signals() as signals:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received()
+    assert not ended and caught.value.code == 129
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not signals.received()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.several
+def test_run_in_a_terminal_that_is_closed_saves_its_state(tmp_path):
+    ours, its = os.openpty()
+
+    def take_terminal():
+        os.setsid()
+        fcntl.ioctl(its, termios.TIOCSCTTY, 0)
+
+    terminal = {"stdin": its, "stdout": its, "stderr": its, "preexec_fn": take_terminal}
+    process = start("train.py", *QUICK, "--epochs=900", "--output_dir=out", cwd=tmp_path, **terminal)
+    os.close(its)
+    printed = b""
+    while b"epoch 1" not in printed.replace(b"epochs", b""):  # its bar
+        printed += os.read(ours, 2**16)
+    os.close(ours)
+    assert process.wait(timeout=100) == 129
+    assert len(list(Path("out").glob("states/state-*"))) == 1
+
+
 @pytest.mark.several
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_rank_that_waits_for_its_scheduler_ends(number, tmp_path):
@@ -241,6 +282,18 @@ def test_nothing_is_written_through_a_link(name, capsys):
     assert os.listdir("out") == [name] and not os.listdir("mine/states")
 
 
+def test_model_elsewhere_is_that_of_one_run(capsys):
+    """The second is refused while the first trains; what a killed one left beside the model is removed."""
+    os.makedirs("models/.saving-m.ckpt-01234567")
+    os.makedirs("models/.saving-other.ckpt-01234567")
+    lock = FileLock("models/.m.ckpt.lock")
+    with lock:
+        assert train(*QUICK, "--epochs=1", "--ckpt_path=models/m.ckpt") == 1
+    assert error_of(capsys) == "another run is using 'models/m.ckpt'; give another --ckpt_path"
+    assert train(*QUICK, "--epochs=1", "--ckpt_path=models/m.ckpt") == 0
+    assert {*os.listdir("models")} - {".m.ckpt.lock"} == {"m.ckpt", "m.ckpt.json", ".saving-other.ckpt-01234567"}
+
+
 # Disks and streams
 
 
@@ -286,6 +339,23 @@ def test_closed_stdout_loses_no_work(tmp_path):
         "train.py", *QUICK, "--epochs=1", "--output_dir=closed", cwd=tmp_path, preexec_fn=lambda: os.close(1)
     )
     assert without.communicate(timeout=100)[1] == "" and without.returncode == 0
+
+
+def test_full_disk_below_stdout_is_named(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run(lambda argv: print("line", flush=True), []) == 1
+        os.dup2(1, full.fileno())  # or what waits in its buffer would fail again
+        sys.stdout.close()
+    assert error_of(capsys) == "stdout can't be written: No space left on device"
+
+
+def test_full_disk_below_stderr_does_not_change_the_exit_code(monkeypatch):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stderr", full)
+        assert train("--batch_size=0") == 2
+        os.dup2(2, full.fileno())  # or what waits in its buffer would fail again
+        sys.stderr.close()
 
 
 def test_debug_adds_a_traceback(capsys, monkeypatch):
