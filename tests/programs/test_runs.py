@@ -220,7 +220,7 @@ def test_rank_that_waits_for_its_scheduler_ends(number, tmp_path):
         if "9" in line and "onnect" in line:
             break
     process.send_signal(number)
-    assert process.wait(timeout=20) == -number
+    assert process.wait(timeout=100) == -number
     process.stderr.close()
     process.stdout.close()
 
