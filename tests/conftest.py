@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
 import signal
-import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,7 +36,7 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 from filelock import FileLock  # noqa: E402
 
-from loopback import serving  # noqa: E402
+from running import run_python  # noqa: E402
 
 try:
     from mindspore.graph import api as graph_api
@@ -133,32 +131,6 @@ def compiles(monkeypatch):
     return seen
 
 
-@pytest.fixture(scope="session")
-def once(tmp_path_factory):
-    """Return a function that runs a job in a folder, once for all test processes, and returns the folder."""
-    root = tmp_path_factory.getbasetemp()
-    root = root.parent if WORKER else root
-
-    def run(name, job):
-        folder = root / name
-        with FileLock(str(root / f"{name}.lock")):
-            if not folder.exists():
-                folder.mkdir()
-                job(folder)
-                (folder / "done").touch()
-        assert (folder / "done").exists(), f"{name} failed in another process"
-        return folder
-
-    return run
-
-
-@pytest.fixture
-def serve():
-    """Start servers that answer every request with one function, and return their address."""
-    with contextlib.ExitStack() as servers:
-        yield lambda answer: servers.enter_context(serving(answer))
-
-
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects by marks
 def pytest_collection_modifyitems(items):
     """Mark what needs the job of two ranks, which takes a minute; random programs try two ranks in the fast part."""
@@ -172,23 +144,22 @@ RANKS = 2
 
 def run_job(folder):
     """Run tests/ranks_job.py, which writes its results to files."""
-    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={RANKS}", "--log_dir=logs"]
-    done = subprocess.run(
-        [*command, str(Path(__file__).parent / "ranks_job.py"), "."],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
+    launcher = ["-m", "ms_accum.launch", f"--nproc={RANKS}", "--log_dir=logs"]
+    done = run_python(*launcher, Path(__file__).with_name("ranks_job.py"), ".", cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]
+    (folder / "done").touch()
 
 
 @pytest.fixture(scope="session")
-def job(once):
-    """The results of each rank of a job, and the job's folder."""
-    folder = once("ranks", run_job)
+def job(tmp_path_factory):
+    """The results of each rank of a job, which is run once for all test processes, and the job's folder."""
+    root = tmp_path_factory.getbasetemp()
+    folder = (root.parent if WORKER else root) / "ranks"
+    with FileLock(f"{folder}.lock"):
+        if not folder.exists():
+            folder.mkdir()
+            run_job(folder)
+    assert (folder / "done").exists(), "the job failed in another process"
     results = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
     assert [rank["rank"] for rank in results] == [[number, RANKS] for number in range(RANKS)]
     return results, folder

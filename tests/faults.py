@@ -534,7 +534,7 @@ FAULTS = {
         "engine/boundary.py",
         "return ops.depend(condition, self.touched)",
         "return condition",
-        "network/test_compiled.py::test_weights_and_moments_loaded_later_are_trained[loop-True]",
+        "network/test_compiled.py::test_weights_and_moments_loaded_later_are_trained[loop-2-True]",
     ),
     "late weights are not trained in loops": Fault(
         "training/runners.py",
@@ -628,7 +628,7 @@ FAULTS = {
         "native.cc",
         "if (valid_ && !empties_) CopyShared(count);",
         "",
-        "test_native.py::test_gradient_that_is_a_parameter_is_not_overwritten[driver]",
+        "test_native.py::test_gradient_that_is_a_parameter_is_not_overwritten",
     ),
     # The stages of a user's
     "a stage gets gradients that are not clipped": Fault(
@@ -866,7 +866,7 @@ FAULTS = {
         "training/data.py",
         "now.size * now.ranks, at.rows * at.ranks",
         "now.size * now.ranks, at.rows * now.ranks",
-        "training/test_data.py::test_position_of_other_ranks_is_at_the_same_row[eager]",
+        "ranks/test_group.py::test_position_for_other_ranks_needs_the_batch_size",
     ),
     "overflow of terms forgotten": Fault(
         "training/step.py",

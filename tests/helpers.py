@@ -8,6 +8,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
+from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback
 
 from ms_accum import GradientAccumulation
@@ -53,6 +54,16 @@ class Recorder(Callback):
 
     def __exit__(self, *error):
         self.closed = True
+
+
+class Losses(Callback):
+    """Keeps what `Model` shows as the loss, after each micro-batch, in a list."""
+
+    def __init__(self, seen=None):
+        self.seen = [] if seen is None else seen
+
+    def on_train_step_end(self, run_context):
+        self.seen.append(float(run_context.original_args().net_outputs.asnumpy()))
 
 
 def slope_driver(lr=1.0, columns=1, dtype=ms.float32, **options):
@@ -113,6 +124,12 @@ def batches(rng, rows, features=6, classes=3):
         )
         for count in rows
     ]
+
+
+def dataset(micro_batches):
+    """Return micro-batches as a data set of MindSpore's."""
+    rows = [tuple(column.asnumpy() for column in columns) for columns in micro_batches]
+    return GeneratorDataset(rows, [f"column{number}" for number in range(len(rows[0]))], shuffle=False)
 
 
 def joined(micro_batches):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import ssl
 import threading
 from collections.abc import Iterator
 from typing import Callable, ClassVar
@@ -25,16 +24,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def serving(answer: Answer, *, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+def serving(answer: Answer) -> Iterator[str]:
     """Run a server on loopback that answers every request by `answer`; yields an address on it."""
     handler = type("Handler", (_Handler,), {"answer": answer})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
         thread.start()
-        yield f"{'https' if tls else 'http'}://127.0.0.1:{server.server_port}/MNIST_Data.zip"
+        yield f"http://127.0.0.1:{server.server_port}/MNIST_Data.zip"
         server.shutdown()
 
 

@@ -1,51 +1,46 @@
-"""Programs that the memory tests run in separate processes. Also: python tests/memory_runs.py NET ROWS NxCOUNT ..."""
+"""Trains a network several times, and prints the peak memory, in MB, after each: tests/memory_runs.py NET ROWS RUN ...
+
+A run is N x COUNT: so many micro-batches, N in a window, such as 4x16. Run by the memory tests, each in a process.
+"""
 
 from __future__ import annotations
 
 import re
 import sys
-from functools import partial
 from pathlib import Path
 
+import mindspore as ms
 import numpy as np
+from mindspore import nn, ops
+
+import ms_accum.network.tree as tree
+from ms_accum import GradientAccumulation
 
 
-def images(rows, side=32):
-    """A wide convolution and what goes with it: at 32 x 32, 0.5 MB of activations a row and 10,000 parameters."""
-    from mindspore import nn
-
-    layers = (
-        nn.Conv2d(1, 16, 3),
-        nn.GELU(),
-        nn.Conv2d(16, 16, 3, stride=4),
-        nn.GELU(),
-        nn.Flatten(),
-        nn.Dense(side * side, 10),
-    )
-    rng = np.random.RandomState(0)
-    batch = (rng.randn(rows, 1, side, side).astype(np.float32), rng.randint(0, 10, rows).astype(np.int32))
-    return nn.SequentialCell(*layers), batch
+def images(rows):
+    """A wide convolution and what goes with it: 0.5 MB of activations a row and 10,000 parameters."""
+    layers = nn.Conv2d(1, 16, 3), nn.GELU(), nn.Conv2d(16, 16, 3, stride=4), nn.GELU(), nn.Flatten(), nn.Dense(1024, 10)
+    return nn.SequentialCell(*layers), np.ones((rows, 1, 32, 32), np.float32)
 
 
 def wide(rows, width=4096):
     """An MLP that is nearly all parameters: 33.6 million at 4096."""
-    from mindspore import nn
-
-    network = nn.SequentialCell(nn.Dense(width, width), nn.ReLU(), nn.Dense(width, width))
-    return network, (np.ones((rows, width), np.float32), np.zeros(rows, np.int32))
+    return nn.SequentialCell(nn.Dense(width, width), nn.ReLU(), nn.Dense(width, width)), np.ones((rows, width), "f4")
 
 
-NETWORKS = {"images": images, "wide": wide, "small": partial(wide, width=16)}
+def small(rows):
+    return wide(rows, 16)
 
 
-def driver(network):
-    import mindspore as ms
-    from mindspore import nn
+def sums(rows):
+    """The same as `wide`, with reduction="sum"."""
+    return wide(rows)
 
-    from ms_accum import GradientAccumulation
 
-    ms.set_context(mode=ms.GRAPH_MODE)
-    return GradientAccumulation(network, nn.CrossEntropyLoss(), nn.SGD(network.trainable_params(), 0.001))
+def zeros(rows):
+    """The mutant of `sums`: the accumulators are emptied with zeros of their size."""
+    tree.clear = lambda total, finite=False: tuple([ops.assign(each, ops.zeros_like(each)) for each in total])
+    return wide(rows)
 
 
 def peak():
@@ -53,15 +48,17 @@ def peak():
     return int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
 
 
-def print_peaks(name, rows, *runs):
-    """Train a network several times, each with COUNT micro-batches, N in a window; print the peak so far each time."""
-    network, batch = NETWORKS[name](int(rows))
-    model = driver(network)
+def main(name, rows, *runs):
+    ms.set_context(mode=ms.GRAPH_MODE)
+    network, x = {kind.__name__: kind for kind in (images, wide, small, sums, zeros)}[name](int(rows))
+    optimizer, reduction = nn.SGD(network.trainable_params(), 0.001), "mean" if name not in ("sums", "zeros") else "sum"
+    model = GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, reduction=reduction)
     for run in runs:
         mini_steps, count = map(int, run.split("x"))
-        model.train_process(1, [batch] * count, mini_steps, report=(), ckpt_path=None)
+        data = [(x, np.zeros(len(x), np.int32))] * count
+        model.train_process(1, data, mini_steps, report=(), ckpt_path=None)
         print(peak())
 
 
 if __name__ == "__main__":
-    print_peaks(*sys.argv[1:])
+    main(*sys.argv[1:])

@@ -13,11 +13,10 @@ from pathlib import Path
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, nn
+from mindspore import nn
 from mindspore.train import anf_ir_pb2
 
 from helpers import Recorder, batches, compiled_step, cross_entropy, values
-from model_zoo import create_dataset
 from ms_accum import (
     Accumulator,
     Checkpointer,
@@ -25,7 +24,6 @@ from ms_accum import (
     Stopped,
     TrainOptim,
     ZeroOptimizer,
-    evaluate,
     total,
 )
 from ms_accum.training.loop import RunState
@@ -197,16 +195,8 @@ def flushed(group):
     data = even_data(group)[: 4 if group.rank == 0 else 3]
     train(model, data, epochs=1)
     micro_batches, updated, again = model.micro_batches, model.flush(), model.flush()
-    return {"held": micro_batches, "updated": [updated, again], "sum": total([7], group), **final_state_of(model)}
-
-
-def stopped_at_tails(group):
-    """No window fills; the last rank asks to stop in the second epoch."""
-    model, is_last = driver_of(network_of()), group.rank == group.size - 1
-    states = Checkpointer(Path(sys.argv[1]) / "tails", stop=lambda: is_last and model.updates == 1)
-    with contextlib.suppress(Stopped):
-        train(model, even_data(group)[:4], 9, epochs=6, checkpointer=states)
-    return model.updates
+    sums = total([2**40 + group.rank, 0, 2**24 - 1], group)
+    return {"held": micro_batches, "updated": [updated, again], "sums": sums, **final_state_of(model)}
 
 
 # Micro-batches of each rank: rank 0 has none in the last window, and a short one before it.
@@ -233,11 +223,11 @@ def weights_of(model):
     return {"parameters": [array.tolist() for array in values(weights)], "digest": digest(weights)}
 
 
-def uneven(group, make_data=list, **options):
-    """Ranks with other numbers of windows."""
-    model, watch = driver_of(network_of(seed=1 + group.rank), clip_norm=0.5, **options), Recorder()
-    records = train(model, make_data(uneven_data(group.rank)), callbacks=watch)
-    return {**weights_of(model), "records": records, "planned": watch.planned}
+def uneven(group):
+    """Ranks with other numbers of windows, of data whose size is not known."""
+    model = driver_of(network_of(seed=1 + group.rank), clip_norm=0.5, sync_every_micro_batch=True)
+    records = train(model, OfUnknownSize(uneven_data(group.rank)))
+    return {**weights_of(model), "records": records}
 
 
 def batches_to_split(rank):
@@ -282,17 +272,6 @@ def carried_and_resumed(group):
     except RuntimeError as error:
         seen.append(str(error))
     return seen
-
-
-def shards(group):
-    """The labels of an epoch, and how many of the test split are right."""
-    part = {"num_shards": group.size, "shard_id": group.rank}
-    dataset = create_dataset(batch_size=32, image_size=8, seed=5, **part)
-    images = [image.asnumpy() for image, _ in dataset.create_tuple_iterator(num_epochs=1)]
-    test = create_dataset(batch_size=50, usage="test", image_size=8, **part)
-    right = total(evaluate(network_of(features=64), test), group)
-    sums = total([2**40 + group.rank, 0, 2**24 - 1], group)
-    return {"rows": [digest([Tensor(row)]) for batch in images for row in batch], "right": right, "sums": sums}
 
 
 def stopped_and_resumed(group):
@@ -376,13 +355,10 @@ def run_scenarios(group):
         "by weight": on_host(by_weight, group),
         "own weights": own_weights(group),
         "flushed": on_host(flushed, group),
-        "tails": on_host(stopped_at_tails, group),
         "uneven": on_host(uneven, group),
-        "uneven in step": on_host(uneven, group, OfUnknownSize, sync_every_micro_batch=True),
         "split": on_host(split, group),
         "uneven and resumed": on_host(uneven_and_resumed, group),
         "carried": on_host(carried_and_resumed, group),
-        "shards": on_host(shards, group),
         "resumed": on_host(stopped_and_resumed, group),
         "zero": on_host(sharded, group),
     }

@@ -19,7 +19,7 @@ from mindspore.train import Callback, Model
 
 import ranks
 import ranks_in_model
-from helpers import cross_entropy, micro_batch
+from helpers import cross_entropy, dataset, micro_batch
 from ms_accum import (
     AccumulatedTrainStep,
     Accumulator,
@@ -31,12 +31,8 @@ from ms_accum import (
     SaveStates,
     Stopped,
     TrainForwardBackward,
-    TrainOptim,
-    ZeroOptimizer,
 )
-from ms_accum.ranks import agreement, reduction
 from ms_accum.ranks import group as collectives
-from ms_accum.saving import training_state
 from reference import digest
 from ways import Half
 
@@ -82,52 +78,36 @@ def settings_that_differ(group):
         optimizer = nn.Momentum(network.trainable_params()[::order], rate, 0.9)
         return GradientAccumulation(network, loss_fn or cross_entropy(), optimizer, **options)
 
-    def run(**options):
-        ranks.train(driver(), ranks.even_data(group)[:4], options.pop("mini_steps", 2), **options)
-
-    def cells(rate=0.1, **options):
-        network = ranks.network_of()
-        optimizer = nn.SGD(network.trainable_params(), rate)
-        return TrainOptim(optimizer, optimizer.parameters.clone("sum", "zeros"), **options)
+    def run(mini_steps=2, **options):
+        ranks.train(driver(), ranks.even_data(group)[:4], mini_steps, **options)
 
     def forward_backward(sens):
         network = nn.WithLossCell(ranks.network_of(), cross_entropy())
         optimizer = nn.SGD(network.trainable_params(), 0.1)
         return TrainForwardBackward(network, optimizer, optimizer.parameters.clone("sum", "zeros"), sens)
 
-    def accumulator(rate=0.1, steps=2, **options):
+    def accumulator(steps=2):
         network = ranks.network_of()
-        return Accumulator(nn.SGD(network.trainable_params(), rate), steps, network=network, **options)
+        return Accumulator(nn.SGD(network.trainable_params(), 0.1), steps, network=network)
 
-    def step(**options):
+    def step(reduction):
         network = ranks.network_of()
-        return AccumulatedTrainStep((network, cross_entropy()), nn.SGD(network.trainable_params(), 0.1), 2, **options)
+        parts, optimizer = (network, cross_entropy()), nn.SGD(network.trainable_params(), 0.1)
+        return AccumulatedTrainStep(parts, optimizer, 2, reduction=reduction)
 
-    rate = 0.1 if first else 0.2
     other = ranks.network_of(seed=1 + group.rank)  # another initialization is no difference
     tries = {
         "clip_norm": lambda: driver(clip_norm=1.0 if first else None),
-        "nonfinite": lambda: driver(nonfinite="skip_micro" if first else "skip_window"),
-        "loss_scale": lambda: driver(loss_scale=8.0 if first else 16.0),
-        "ema": lambda: driver(ema=Ema(0.9) if first else None),
-        "rate": lambda: driver(rate=rate),
-        "rates": lambda: driver(rate=[rate, rate]),
+        "rate": lambda: driver(rate=0.1 if first else 0.2),
         "order": lambda: driver(order=1 if first else -1),
         "loss": lambda: driver(loss_fn=None if first else nn.CrossEntropyLoss()),
         "frozen": lambda: driver(network_of(1, frozen=4 if first else 5)),
-        "valid_dataset": lambda: run(valid_dataset=ranks.even_data(group)[:1] if first else None, metrics={"acc"}),
         "checkpointer": lambda: run(checkpointer=Checkpointer(FOLDER / "one") if first else None),
-        "callbacks": lambda: run(callbacks=Sets(lambda: None) if first else None),
-        "max_updates": lambda: run(max_updates=1 if first else 2),
-        "growing": lambda: run(mini_steps={0: 1, 4: 4} if first else {0: 1, 2: 2, 3: 3, 4: 1}),
+        "growing": lambda: run({0: 1, 4: 4} if first else {0: 1, 2: 2, 3: 3, 4: 1}),
         "way": lambda: driver() if first else accumulator(),
-        "optim": lambda: cells(clip_norm=1.0 if first else 2.0),
-        "optim rate": lambda: cells(rate=rate),
         "forward": lambda: forward_backward(2.0 if first else 4.0),
-        "accumulator": lambda: accumulator(clip_norm=1.0 if first else None),
-        "accumulator rate": lambda: accumulator(rate),
         "accumulator steps": lambda: accumulator(steps=2 if first else 3),
-        "step": lambda: step(reduction="mean" if first else "sum"),
+        "step": lambda: step("mean" if first else "sum"),
         "equal": lambda: driver(other),
     }
     return {name: error_of(attempt) for name, attempt in tries.items()}
@@ -135,27 +115,26 @@ def settings_that_differ(group):
 
 def folders_per_machine(group):
     """Rank 0 finds its state, the others nothing; or all find one, which is another one on each rank."""
+    data = ranks.even_data(group)[:4]
+
+    def driver(states, seed, **options):
+        network = ranks.network_of(seed)
+        optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
+        model = GradientAccumulation(network, cross_entropy(), optimizer, **options)
+        ranks.train(model, data, 2, 1, checkpointer=states)
+
+    def loop(states, seed, **options):
+        network = ranks.network_of(seed)
+        optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
+        ResumableLoop(states, network, Accumulator(optimizer, 2, network=network, **options)).__enter__().__exit__(None)
+
     errors = {}
-    single = collectives.Group(0, 1)
-    for name, has in (("first", group.rank == 0), ("each", True)):
-        data = ranks.even_data(group)[:4]
-        for way in ("driver", "loop"):
-            folder = FOLDER / f"{name} {way} {group.rank}"
-            for resume in (None, "auto"):
-                if resume is None and not has:
-                    continue
-                own = {"group": single} if resume is None else {}
-                network = ranks.network_of(seed=1 + group.rank)
-                optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
-                states = Checkpointer(folder, resume=resume, allow_config_change=True)
-                if way == "driver":
-                    model = GradientAccumulation(network, cross_entropy(), optimizer, **own)
-                    train = partial(ranks.train, model, data, 2, 1, checkpointer=states)
-                    errors[f"{name} {way}"] = error_of(train)
-                else:
-                    accumulator = Accumulator(optimizer, 2, network=network, **own)
-                    loop = ResumableLoop(states, network, accumulator)
-                    errors[f"{name} {way}"] = error_of(lambda loop=loop: loop.__enter__().__exit__(None))
+    for way, has in ((driver, group.rank == 0), (loop, True)):
+        folder, seed = FOLDER / f"{way.__name__} {group.rank}", 1 + group.rank
+        if has:
+            way(Checkpointer(folder), seed, group=collectives.Group(0, 1))
+        states = Checkpointer(folder, resume="auto", allow_config_change=True)
+        errors[way.__name__] = error_of(partial(way, states, seed))
     return errors
 
 
@@ -194,7 +173,7 @@ def drifted(group):
     def model(change):
         step = ranks_in_model.step_of(ranks.network_of())
         callbacks = [FlushTail(), Sets(change(step.optimizer))]  # in the order in which the change comes last
-        error = error_of(lambda: Model(step).train(3, ranks_in_model.dataset(data), callbacks=callbacks))
+        error = error_of(lambda: Model(step).train(3, dataset(data), callbacks=callbacks))
         return [error, step.updates]
 
     ways = {"driver": driver, "accumulator": accumulator, "model": model}
@@ -204,9 +183,8 @@ def drifted(group):
     return {**seen, "rounding": driver(lambda optimizer: weights_of(optimizer, 2e-7))}
 
 
-# Micro-batches of each rank, by its number: equally many full windows of 3, so that the last window is a short one on
-# all ranks, or has none of one rank; or more windows on one.
-SHARDS = {"tail": (5, 4, 4), "none": (4, 3, 5), "equal": (6, 6, 6), "more windows": (9, 3, 4)}
+# Micro-batches of each rank, by its number: the last window of 3 has none of one rank; or one has more windows.
+SHARDS = {"none": (4, 3, 5), "equal": (6, 6, 6), "more windows": (9, 3, 4)}
 
 
 def value(rank, number):
@@ -223,65 +201,41 @@ def own_shard(group, name):
     return [micro_batch(*[value(rank, number)] * 2, rows=rows(rank, number)) for number in numbers]
 
 
-def looped(group, name, **options):
-    """Train with the loop of README's Accumulator: micro-batches, then `flush`."""
-    network = Half()
+def looped(group):
+    """Train with the loop of README's Accumulator: micro-batches, then `flush`, of which one rank has no rest."""
+    network, ema = Half(), Ema(0.5)
     optimizer = nn.SGD([network.w], 0.01)
-    scaler = amp.DynamicLossScaler(8.0, 2, 2) if options.pop("scaled", False) else None
-    ema = Ema(0.5)
-    options = {"reduction": "mean", **options}
-    accumulator = Accumulator(optimizer, N, network=network, ema=ema, loss_scale=scaler, **options)
+    options = {"network": network, "ema": ema, "loss_scale": amp.DynamicLossScaler(8.0, 2, 2)}
+    accumulator = Accumulator(optimizer, N, **options)
 
     def forward(x):
         return accumulator.scale(network(x))
 
     grad_fn = ms.value_and_grad(forward, None, optimizer.parameters)
-    weighs = options.get("reduction") != "sum"
-    flushed, norms = [], []
+    flushed = []
     for _ in range(2):
-        for (x,) in own_shard(group, name):
-            accumulator(grad_fn(x)[1], *([x.shape[0]] if weighs else []))
+        for (x,) in own_shard(group, "none"):
+            accumulator(grad_fn(x)[1])
         flushed.append([accumulator.flush(), accumulator.flush()])
-        norms.append(float(accumulator.grad_norm))
     return {
         "weights": network.w.asnumpy().tolist(),
         "average": ema.state["of.w"].asnumpy().tolist(),
         "counts": [int(accumulator.updates), int(accumulator.skipped), int(accumulator.micro_batches), ema.updates],
         "scale": [accumulator.loss_scale, accumulator.overflows],
         "flushed": flushed,
-        "norms": norms,
+        "norm": float(accumulator.grad_norm),
     }
 
 
-def resized(group, **options):
+def resized(group):
     """Rank 0 alone changes the size of its windows."""
     network = Half()
-    accumulator = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network, **options)
+    accumulator = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network)
     if group.rank == 0:
         accumulator.accumulate_step = 2
     for number in range(3):
         accumulator((Tensor([1.0, number], ms.float32),), 1.0)
-    return [error_of(accumulator.flush), int(accumulator.updates)]
-
-
-def reductions(group, **options):
-    """How often gradients are summed in two windows without a flush."""
-    kept, calls = reduction._sum, []
-    reduction._sum = lambda *arguments: calls.append(1) or kept(*arguments)
-    network = Half()
-    accumulator = Accumulator(nn.SGD([network.w], 0.01), N, reduction="mean", network=network, **options)
-    for _ in range(2 * N):
-        accumulator((Tensor([1.0, 2.0], ms.float32),), 1.0)
-    reduction._sum = kept
-    return [len(calls), int(accumulator.updates)]
-
-
-def uneven(group):
-    """Loops of ranks whose last windows have other numbers of micro-batches."""
-    return {
-        "tail plain": ranks.on_host(looped, group, "tail"),
-        "scaled sums": ranks.on_host(looped, group, "none", scaled=True, reduction="sum"),
-    }
+    return error_of(accumulator.flush)
 
 
 def stepped(group):
@@ -335,21 +289,12 @@ class StopsOnRank1(Callback):
             run_context.request_stop()
 
 
-class StopsAfterEpoch(Callback):
-    def __init__(self, group):
-        self.group = group
-
-    def on_train_epoch_end(self, run_context):
-        if self.group.rank == 1:
-            run_context.request_stop()
-
-
 def model_stopped(group):
-    """A callback of rank 1 requests a stop in epoch 1 of 2: all stop at its end, in any order of the callbacks."""
+    """A callback of rank 1 requests a stop in epoch 1 of 2: all stop at its end."""
     data, seen = ranks.own_data(group), {}
 
     def run(*callbacks, states=None):
-        step, shard = ranks_in_model.step_of(ranks.network_of()), ranks_in_model.dataset(data)
+        step, shard = ranks_in_model.step_of(ranks.network_of()), dataset(data)
         saves = [] if states is None else [SaveStates(states, step, shard)]
         begun = {"initial_epoch": saves[0].initial_epoch} if saves else {}
         error = error_of(lambda: Model(step).train(2, shard, callbacks=[*callbacks, *saves], **begun))
@@ -358,15 +303,14 @@ def model_stopped(group):
     folder = FOLDER / "model"
     seen["inside"] = run(StopsOnRank1(group), FlushTail(), states=Checkpointer(folder))
     seen["resumed"] = run(FlushTail(), states=Checkpointer(folder, resume="auto"))
-    seen["at the end"] = run(FlushTail(), StopsAfterEpoch(group))
     return seen
 
 
 class Evaluates(Callback):
     """Evaluates the averages by itself, on some of the ranks."""
 
-    def __init__(self, evaluate, ranks_that_do, rank):
-        self.evaluate, self.does = evaluate, rank in ranks_that_do
+    def __init__(self, evaluate, does):
+        self.evaluate, self.does = evaluate, does
 
     def on_train_epoch_end(self, run_context):
         if self.does:
@@ -374,19 +318,18 @@ class Evaluates(Callback):
 
 
 def model_evaluated(group):
-    """A callback evaluates the averages, on all ranks or on one, before and after the tail: training is the same."""
+    """A callback of one rank evaluates the averages, before and after the tail: training is the same."""
     data, seen = ranks.own_data(group), {}
-    for name, evaluating_ranks in (("nobody", ()), ("one", (0,))):
-        for first in (True, False):
-            network = ranks.network_of()
-            optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
-            step = AccumulatedTrainStep((network, nn.CrossEntropyLoss()), optimizer, ranks.N, ema=Ema(0.5))
-            model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"acc"})
-            shard, test = ranks_in_model.dataset(data), ranks_in_model.dataset(data[:1])
-            evaluates = Evaluates(lambda model=model, test=test: model.eval(test), evaluating_ranks, group.rank)
-            callbacks = [evaluates, FlushTail()] if first else [FlushTail(), evaluates]
-            error = error_of(lambda model=model, shard=shard, calls=callbacks: model.train(2, shard, callbacks=calls))
-            seen[f"{name}, {'first' if first else 'last'}"] = [error, digest(step.optimizer.parameters)]
+    for name, does, first in (("nobody", False, True), ("first", True, True), ("last", True, False)):
+        network = ranks.network_of()
+        optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
+        step = AccumulatedTrainStep((network, nn.CrossEntropyLoss()), optimizer, ranks.N, ema=Ema(0.5))
+        model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"acc"})
+        shard, test = dataset(data), dataset(data[:1])
+        evaluates = Evaluates(partial(model.eval, test), does and group.rank == 0)
+        callbacks = [evaluates, FlushTail()] if first else [FlushTail(), evaluates]
+        error = error_of(partial(model.train, 2, shard, callbacks=callbacks))
+        seen[name] = [error, digest(step.optimizer.parameters)]
     return seen
 
 
@@ -410,84 +353,18 @@ def left_out(group):
     return {"left out": model.left_out, "lines": lines.lines, "updates": model.updates}
 
 
-def sent(group):
-    """How many messages of how many bytes give all ranks the parameters of rank 0: of a driver, and of its runs."""
-    kept, sizes = collectives._broadcast, []
-
-    def counting(values):
-        sizes.append(values.nbytes)
-        return kept(values)
-
-    collectives._broadcast = counting
-    seen = []
-    for seed in (1, 1 + group.rank):  # equal, and another one on each rank
-        model = ranks.driver_of(ranks.network_of(seed=seed, features=600))
-        for _ in range(2):
-            seen.append(list(sizes))
-            sizes.clear()
-            ranks.train(model, [(Tensor(np.ones((4, 600)), ms.float32), Tensor(np.zeros(4), ms.int32))], 1, 1)
-        seen.append(list(sizes))
-        sizes.clear()
-    collectives._broadcast = kept
-    return seen
-
-
-def copied(group):
-    """How many arrays a save reads on this rank."""
-    model, reads = ranks.driver_of(ranks.network_of()), []
-    kept = training_state.as_array
-    training_state.as_array = lambda parameter: reads.append(1) or kept(parameter)
-    ranks.train(model, ranks.even_data(group)[:2], 2, 1, checkpointer=Checkpointer(FOLDER / "copied"))
-    training_state.as_array = kept
-    return len(reads)
-
-
-def of_any_text(group):
-    """Texts of other lengths come whole; ranks that agree send one message of a fixed size."""
-    text = "x" * (5 + 70_000 * group.rank)
-    texts = agreement._exchanged(text, group)
-    return [[len(item) for item in texts], agreement._exchanged("equal", group)]
-
-
-@ms.jit_class
-class Noise:
-    def __init__(self):
-        self.normal = ops.StandardNormal(seed=1)
-
-    def __call__(self, gradients, norm):
-        return [gradient + self.normal(gradient.shape) for gradient in gradients]
-
-
-def staged(group):
-    """Noise of one seed in a stage, without and with a ZeroOptimizer."""
-    network = Half()
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), stages=[Noise()], check="off")
-    model.train_process(2, [micro_batch(group.rank + 1.0)] * 4, N, report=(), ckpt_path=None)
-    other = Half()
-    sharded = ZeroOptimizer(lambda parameters: nn.SGD(parameters, 0.1), [other.w])
-    return [
-        network.w.asnumpy().tolist(),
-        error_of(lambda: GradientAccumulation(other, None, sharded, stages=[Noise()])),
-    ]
-
-
 def run_scenarios(group):
-    on_host = ranks.on_host
-    return {
-        "settings": on_host(settings_that_differ, group),
-        "folders": on_host(folders_per_machine, group),
-        "drifted": on_host(drifted, group),
-        "uneven": uneven(group),
-        "resized": [on_host(resized, group), on_host(resized, group, sync_every_micro_batch=True)],
-        "reductions": [on_host(reductions, group), on_host(reductions, group, sync_every_micro_batch=True)],
-        "stepped": on_host(stepped, group),
-        "apart": on_host(apart, group),
-        "loop resumed": on_host(loop_resumed, group),
-        "model": on_host(model_stopped, group),
-        "model evaluated": on_host(model_evaluated, group),
-        "left out": on_host(left_out, group),
-        "sent": on_host(sent, group),
-        "copied": on_host(copied, group),
-        "texts": of_any_text(group),
-        "staged": on_host(staged, group),
+    scenarios = {
+        "settings": settings_that_differ,
+        "folders": folders_per_machine,
+        "drifted": drifted,
+        "uneven": looped,
+        "resized": resized,
+        "stepped": stepped,
+        "apart": apart,
+        "loop resumed": loop_resumed,
+        "model": model_stopped,
+        "model evaluated": model_evaluated,
+        "left out": left_out,
     }
+    return {name: ranks.on_host(scenario, group) for name, scenario in scenarios.items()}

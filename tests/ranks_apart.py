@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import mindspore as ms
 import numpy as np
-from mindspore import Parameter, Tensor, nn
+from mindspore import Tensor, nn
 
 import ranks
 from helpers import cross_entropy
@@ -15,8 +15,6 @@ from ms_accum import (
     Accumulator,
     GradientAccumulation,
     TrainForwardBackward,
-    ZeroOptimizer,
-    replace_dropout,
 )
 from reference import digest
 
@@ -67,17 +65,6 @@ def backbones(group):
     return results
 
 
-def may_differ(group):
-    """Statistics of what a rank has seen, other networks, and what an optimizer or a window holds."""
-    network, other = Frozen(seed=1), Frozen(seed=2 + group.rank)
-    network.backbone[1].moving_mean.set_data(Tensor(np.full(4, group.rank), ms.float32))
-    optimizer = ZeroOptimizer(lambda parts: nn.Momentum(parts, 0.1, 0.9), network.head.trainable_params())
-    optimizer.inner.moments[0].set_data(optimizer.inner.moments[0] + group.rank)
-    parameter = Parameter(Tensor(np.full(3, group.rank), ms.float32), name="held")
-    accumulator = Accumulator(optimizer, 2, network=network)
-    return [int(accumulator.updates), len(other.trainable_params()), int(parameter.asnumpy()[0])]
-
-
 def masks(group, seed=1):
     """What random layers draw on this rank, and what generators will, once and again."""
     drawn = []
@@ -91,22 +78,9 @@ def masks(group, seed=1):
     return drawn
 
 
-def counted_masks(group):
-    """What a layer with a counter draws, and its counter, twice from the same start."""
-    drawn = []
-    for _ in range(2):
-        network = replace_dropout(nn.SequentialCell(nn.Dense(6, 10), nn.Dropout(p=0.5)), seed=1).set_train()
-        ranks.driver_of(network)
-        dropped = network[1](Tensor(np.ones((4, 16)), ms.float32)).asnumpy() > 0
-        drawn.append([dropped.astype(int).tolist(), int(network[1].dropout_counter.asnumpy())])
-    return drawn
-
-
 def run_scenarios(group):
     on_host = ranks.on_host
     return {
         "backbones": on_host(backbones, group),
-        "may differ": on_host(may_differ, group),
         "masks": on_host(masks, group),
-        "counted masks": on_host(counted_masks, group),
     }

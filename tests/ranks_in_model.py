@@ -11,31 +11,17 @@ from itertools import count
 from pathlib import Path
 
 from mindspore import nn
-from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
 import ranks
-from helpers import cross_entropy, values
+from helpers import Losses, cross_entropy, dataset, values
 from ms_accum import AccumulatedTrainStep, Checkpointer, FlushTail, SaveStates, Stopped
 from reference import digest
-
-
-def dataset(micro_batches):
-    rows = [tuple(column.asnumpy() for column in columns) for columns in micro_batches]
-    return GeneratorDataset(rows, ["x", "y"], shuffle=False)
 
 
 def step_of(network, **options):
     optimizer = nn.Momentum(network.trainable_params(), 0.05, 0.9)
     return AccumulatedTrainStep((network, cross_entropy()), optimizer, ranks.N, clip_norm=0.5, **options)
-
-
-class Losses(Callback):
-    def __init__(self):
-        self.seen = []
-
-    def on_train_step_end(self, run_context):
-        self.seen.append(float(run_context.original_args().net_outputs.asnumpy()))
 
 
 def trained(group):

@@ -10,7 +10,6 @@ from mindspore import nn
 import ranks
 import several_terms
 from ms_accum import GradientAccumulation, Terms
-from ms_accum.training import shares
 from reference import digest
 
 N = 2
@@ -54,22 +53,6 @@ def factors(group):
     return [values.asnumpy().tolist() for values, _ in found]
 
 
-def exchanges(group):
-    """How many numbers the host gathers in a run of two windows: once for each, and once when all data are over."""
-    counted, gather = [], shares.gather_numbers
-
-    def count(numbers, of):
-        counted.append(len(numbers))
-        return gather(numbers, of)
-
-    shares.gather_numbers = count
-    try:
-        trained_by(group, data_of(group.rank), several_terms.WEIGHT, several_terms.Loss())
-    finally:
-        shares.gather_numbers = gather
-    return counted
-
-
 def refused(group):
     """The others of a window would run again, and be summed again, on one rank alone."""
     network = several_terms.Net()
@@ -85,5 +68,4 @@ def run_scenarios(group):
         "nothing counts": ranks.on_host(nothing_counts, group),
         "factors": ranks.on_host(factors, group),
         "refused": ranks.on_host(refused, group),
-        "exchanges": ranks.on_host(exchanges, group),
     }

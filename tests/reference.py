@@ -71,14 +71,6 @@ def miss(actual, expected, rtol, atol=0.0):
     return worst
 
 
-def gradient_miss(actual, expected):
-    """The same with the tolerance of gradients: 1e-5, or 1e-6 of the parameter's largest element."""
-    return max(
-        miss([got], [want], 1e-5, 1e-6 * float(np.max(np.abs(want), initial=0.0)))
-        for got, want in pairs(actual, expected)
-    )
-
-
 def digest(arrays):
     """Return the SHA-256 over the raw bytes of all arrays, in their order."""
     total = hashlib.sha256()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -27,6 +28,13 @@ def train(*argv):
 def evaluate(*argv):
     """Return the exit code of eval.py."""
     return run(evaluation.main, argv)
+
+
+def run_python(*arguments, cwd, **variables):
+    """Run Python in another process with the packages of this clone; return how it ended, and what it printed."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), **variables}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=900, check=False)
 
 
 def start(*command, cwd, **options):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import mindspore as ms
 import numpy as np
 from mindspore import Parameter, Tensor, amp, nn, ops
-from mindspore.dataset import GeneratorDataset
-from mindspore.train import Callback, Model
+from mindspore.train import Model
 
-from helpers import Recorder
+from helpers import Losses, Recorder, dataset
 from ms_accum import (
     AccumulatedTrainStep,
     Accumulator,
@@ -195,7 +194,7 @@ class System:
         self.add = TrainForwardBackward(self.network, self.optimizer, grad_sum, **shared)
         self.optim = TrainOptim(self.optimizer, grad_sum, clip_norm=self.settings.clip, ema=self.ema, **shared)
         self.empty = TrainClear(grad_sum, weight_sum=weight_sum)
-        self.system, self.counts, self.held = None, [0, 0], 0
+        self.system, self.counts, self.held, self.run = None, [0, 0], 0, self.add_by_hand
 
     # The calls
 
@@ -204,7 +203,7 @@ class System:
         data = [tuple(map(Tensor, batch[rank])) for batch in batches]
         self.size = self.size if size is None else size
         way = self.settings.way
-        getattr(self, f"train_{way if way in ('driver', 'model', 'cells') else 'by_hand'}")(data, epochs, stops, folder)
+        getattr(self, f"train_{way if way in ('driver', 'model') else 'by_hand'}")(data, epochs, stops, folder)
 
     def stopped(self, train, stops, folder):
         """Train with stops; the resumed run is a new system that gets only the folder."""
@@ -233,17 +232,15 @@ class System:
         self.stopped(train, stops, folder)
 
     def train_model(self, data, epochs, stops, folder):
-        rows = [tuple(column.asnumpy() for column in columns) for columns in data]
-
         def train(states):
-            dataset, done = GeneratorDataset(rows, ["x", "z", "c"], shuffle=False), 0
+            rows, done = dataset(data), 0
             callbacks = [FlushTail(), Losses(self.losses)]
             if states is not None:
-                callbacks.append(SaveStates(states, self.system, dataset))
+                callbacks.append(SaveStates(states, self.system, rows))
                 done = callbacks[-1].initial_epoch
             if done < epochs:
                 options = {"callbacks": callbacks, "initial_epoch": done, "dataset_sink_mode": False}
-                Model(self.system).train(epochs, dataset, **options)
+                Model(self.system).train(epochs, rows, **options)
             else:
                 callbacks[-1].__exit__(Stopped)
 
@@ -287,20 +284,16 @@ class System:
             self.run(*columns, of_terms, counts)
         self.window = []
 
-    def train_cells(self, data, epochs, stops, folder):
-        del stops, folder
-        for _ in range(epochs):
-            for x, z, c in data:
-                if not self.held:
-                    self.full = self.settings.size_after(self.counts[0])
-                weight = self.settings.weight
-                own = {} if weight == "rows" else {"weight": c[0] if weight == "column" else Tensor(weight, ms.float32)}
-                self.add(x, z, c, **own)
-                self.held += 1
-                if self.held == self.full:
-                    self.flush()
-            if self.settings.tail != "carry":
-                self.flush() if self.settings.tail == "flush" else self.clear()
+    def add_by_hand(self, x, z, c):
+        """Run a micro-batch through the Cells, whose caller counts."""
+        if not self.held:
+            self.full = self.settings.size_after(self.counts[0])
+        weight = self.settings.weight
+        own = {} if weight == "rows" else {"weight": c[0] if weight == "column" else Tensor(weight, ms.float32)}
+        self.add(x, z, c, **own)
+        self.held += 1
+        if self.held == self.full:
+            self.flush()
 
     def flush(self):
         if self.system is not None:
@@ -354,16 +347,6 @@ class System:
         if self.ema is not None:
             arrays.append(np.concatenate([self.ema.state[f"of.{each.name}"].asnumpy() for each in self.parameters]))
         return arrays
-
-
-class Losses(Callback):
-    """Keeps what `Model` shows as the loss, after each micro-batch."""
-
-    def __init__(self, losses):
-        self.losses = losses
-
-    def on_train_step_end(self, run_context):
-        self.losses.append(float(run_context.original_args().net_outputs.asnumpy()))
 
 
 # Comparisons

@@ -110,51 +110,7 @@ def test_float16_parameters_get_float16_gradients():
     assert values(parameters)[0] == -1.5
 
 
-# State that changes between two windows
-
-
-class Step(nn.Cell):
-    """A train step as a Cell. (A `ms.jit` function does not see `set_data` once it ran, with branches or without.)"""
-
-    def __init__(self, accumulator):
-        super().__init__(auto_prefix=False)
-        self.accumulator = accumulator
-
-    def construct(self, gradient):
-        return self.accumulator((gradient,))
-
-
-@pytest.mark.graph
-def test_optimizer_state_set_between_windows_is_used():
-    parameters = make_parameters((1,))
-    optimizer = nn.Momentum(parameters, 1.0, 1.0)
-    step, gradient = Step(Accumulator(optimizer, 2)), Tensor([1.0], ms.float32)
-    step(gradient), step(gradient)
-    optimizer.moments[0].set_data(Tensor([10.0], ms.float32))
-    step(gradient), step(gradient)
-    assert values(parameters)[0].item() == -2 - (10 + 2)
-
-
 # Changing the window size
-
-
-def test_window_size_change_does_not_recompile(compiles):
-    accumulator = Fed(2).accumulator
-
-    @ms.jit
-    def step(gradient):  # a tuple of gradients would be a constant, and compiled anew at each call
-        return accumulator((gradient,))
-
-    def feed(window):
-        return [bool(step(*as_gradients(1)).asnumpy()) for _ in range(window)]
-
-    feed(2)
-    compiled_so_far = len(compiles)
-    for window in (3, 5, 2):
-        accumulator.accumulate_step = window
-        assert accumulator.accumulate_step == window
-        assert feed(window) == [False] * (window - 1) + [True]
-    assert len(compiles) == compiled_so_far == 1
 
 
 def test_window_size_change_inside_window_is_rejected():
@@ -201,23 +157,6 @@ def test_state_has_unique_names_and_is_not_trainable():
     assert all(parameter.dtype == ms.float32 for parameter in state if "grad_sum" in parameter.name)
 
 
-def test_two_accumulators_in_one_graph():
-    parameters = make_parameters((1,))
-    # Two optimizers of `nn` don't go into one graph: MindSpore calls the counter of each `global_step`.
-    optimizer = nn.SGD(parameters, 1.0)
-    first, second = Accumulator(optimizer, 2), Accumulator(optimizer, 3, reduction="mean")
-
-    @ms.jit
-    def step(*grads):
-        first(grads)
-        return second(grads, 1.0)
-
-    for gradient in (1, 2, 3, 4, 5, 6):
-        step(*as_gradients(gradient))
-    assert (first.updates, second.updates) == (3, 2)
-    assert values(parameters) == [-(21.0 + 2.0 + 5.0)]
-
-
 # Invalid arguments
 
 
@@ -226,7 +165,6 @@ def test_two_accumulators_in_one_graph():
     [
         ((0,), {}, ValueError, "'accumulate_step' must be an int >= 1, but got 0."),
         ((2, 0.0), {}, ValueError, "'clip_norm' must be a finite number > 0, but got 0.0."),
-        ((2, float("nan")), {}, ValueError, "'clip_norm' must be a finite number > 0, but got nan."),
         ((2, "1"), {}, TypeError, "'clip_norm' must be a number > 0, but got '1'"),
     ],
 )
@@ -249,9 +187,7 @@ def test_network_as_optimizer_is_rejected():
 NO_WEIGHTS = {
     "a NumPy number of no dimension": (np.array(8.0), TypeError, "not a NumPy array, but got"),
     "an array": (np.array([8.0, 2.0]), TypeError, "not a NumPy array, but got"),
-    "a bool": (True, TypeError, "must be a number or a Tensor with one element"),
     "a text": ("8", TypeError, "must be a number or a Tensor with one element"),
-    "a list": ([8], TypeError, "must be a number or a Tensor with one element"),
     "two numbers": (Tensor([8.0, 2.0]), ValueError, "must be one number, but got a Tensor of shape (2"),
 }
 
@@ -343,3 +279,11 @@ def test_optimizers_unsupported_on_cpu_are_rejected(make, instead):
     optimizer = make(make_parameters((2,), (3,)))
     with pytest.raises(ValueError, match=f"'optimizer' must be one that .*{instead}"):
         Accumulator(optimizer, 2)
+
+
+@pytest.mark.host
+def test_optimizers_of_mint_outside_graphs_are_rejected():
+    """They would count updates and leave the weights as they are."""
+    message = "one that trains, but got mint.optim.SGD in PyNative mode. Use compile=True, or mindspore.experimental"
+    with pytest.raises(ValueError, match=message):
+        Accumulator(mint.optim.SGD(make_parameters((2,)), 0.1), 2)

@@ -8,16 +8,14 @@ programs of fixed seeds, with which each fault of faults.py that they can find i
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from any_window import check_seeds
 from random_programs import WAYS
+from running import run_python
 
 FIXED = {way: [*range(35)] for way in WAYS}
 FIXED["driver"].append(804449557)  # a lone micro-batch with terms is left out
@@ -72,11 +70,8 @@ def test_random_programs_match_the_simulator_in_graph_mode(way, tmp_path):
 def run_on_ranks(ranks, first, count, folder, groups=1):
     """Run the programs of these seeds on several ranks, in one job; see ranks_any_window.py."""
     job = Path(__file__).with_name("ranks_any_window.py")
-    command = [sys.executable, "-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs", job, first, count, groups]
-    environment = {**os.environ, "PYTHONPATH": str(job.parents[1]), "MS_JIT": "0"}
-    done = subprocess.run(
-        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    launcher = ["-m", "ms_accum.launch", f"--nproc={ranks}", "--log_dir=logs"]
+    done = run_python(*launcher, job, first, count, groups, cwd=folder, MS_JIT="0")
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
     assert [json.loads((folder / f"ran{number}.json").read_text()) for number in range(groups)] == [count] * groups
 

@@ -23,7 +23,6 @@ from helpers import (
     slope_driver,
     values,
 )
-from model_zoo import create_dataset
 from ms_accum import Checkpointer, GradientAccumulation, evaluate
 from ms_accum.training.runners import ByCalls, ByLoops
 from reference import digest
@@ -104,16 +103,6 @@ def test_window_size_change_inside_carried_window_is_rejected(size):
 # Weights
 
 
-def first_value(x):
-    return x[0, 0]
-
-
-def test_micro_batch_of_weight_0_is_not_run():
-    model = slope_driver(weight=first_value)
-    run(model, [(Tensor(np.array([[0.0], [np.nan]], np.float32)),), micro_batch(2)], 2)
-    assert seen_gradient(model) == [2.0]
-
-
 @pytest.mark.parametrize("answer", [-1.0, float("nan"), float("inf")])
 def test_negative_or_nonfinite_weight_is_rejected(answer):
     model = slope_driver(weight=lambda x: answer)
@@ -128,7 +117,6 @@ def test_negative_or_nonfinite_weight_is_rejected(answer):
     ("loss", "reduction", "match"),
     [
         (nn.CrossEntropyLoss(reduction="sum"), "mean", "'reduction' must be 'sum' for a loss that sums"),
-        (nn.CrossEntropyLoss(reduction="none"), "mean", "'loss_fn' must be a loss with reduction='mean' or 'sum'"),
         (nn.MSELoss(reduction="none"), "sum", "'loss_fn' must be a loss with reduction='mean' or 'sum'"),
     ],
 )
@@ -148,20 +136,6 @@ def test_default_report_prints_lines_without_terminal(capsys):
 
 
 # Datasets
-
-
-def test_each_epoch_is_shuffled_differently():
-    network = Slope(32 * 32)
-    optimizer = nn.SGD([network.w], 1.0)
-    model = GradientAccumulation(nn.SequentialCell(nn.Flatten(), network), None, optimizer)
-
-    def images():
-        return create_dataset(batch_size=400, shuffle=True, seed=3).project(["image"])
-
-    seen = run(model, images(), 1, epochs=2, watch=lambda: digest(values([network.w]))).records
-    assert [record.samples for record in seen] == [400, 400, 400, 237] * 2
-    norms = [record.grad_norm for record in seen]
-    assert not set(norms[:3]) & set(norms[4:7])
 
 
 def test_exhausted_generator_is_rejected():
@@ -257,15 +231,6 @@ def test_failed_micro_batch_discards_window(window):
     assert seen_gradient(model) == [3 if window > 1 else 1 + 3]
 
 
-def test_failed_first_micro_batch_leaves_no_weight():
-    """Not compiled: what was added before it failed would stay."""
-    model = slope_driver(check="off")
-    with pytest.raises(ValueError, match=r"^For 'train_process', MindSpore rejects Float32 \[1\] of 'train_dataset' "):
-        run(model, [(Tensor([1.0]),)], 2)
-    run(model, [micro_batch(3)] * 2, 2)
-    assert seen_gradient(model) == [3]
-
-
 @pytest.mark.both
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_interrupted_micro_batch_leaves_no_state(error, monkeypatch):
@@ -323,15 +288,6 @@ def test_planned_updates(tail, planned):
     assert model.planned_updates(3, iter(data), 3) is None
 
 
-def test_planned_updates_include_carried_window():
-    model = slope_driver(tail="carry")
-    run(model, [micro_batch(1)] * 5, 4)
-    assert model.micro_batches == 1
-    recorder = run(model, [micro_batch(1)] * 3, 4)
-    assert len(recorder.records) == 1
-    assert recorder.planned == 1
-
-
 def test_run_with_states_is_rejected_while_micro_batches_of_an_earlier_call_wait(tmp_path):
     model = slope_driver(tail="carry")
     run(model, [micro_batch(1)] * 4, 3)
@@ -376,12 +332,8 @@ def test_model_is_saved_at_tutorial_path():
     model.train_process(1, batches(np.random.RandomState(0), [4, 4]), 2, report=())
     assert os.listdir() == ["gradient_accumulation.ckpt"]
     saved = ms.load_checkpoint("gradient_accumulation.ckpt")
+    assert sorted(saved) == sorted(parameter.name for parameter in network.get_parameters())  # no accumulators
     assert digest(values([saved[p.name] for p in network.get_parameters()])) == digest(values(network.get_parameters()))
-
-
-def test_nothing_is_saved_without_ckpt_path():
-    run(slope_driver(), [micro_batch(1)], 1)
-    assert os.listdir() == []
 
 
 @pytest.mark.parametrize(
@@ -408,14 +360,6 @@ def test_weights_loaded_between_runs_are_trained(window):
     recorder = run(model, [micro_batch(1)] * window, window)
     assert [record.loss for record in recorder.records] == [100.0]
     assert values([network.w]) == [99.0]
-
-
-@pytest.mark.parametrize("window", [1, 2])
-def test_optimizer_loss_scale_is_divided_out(window):
-    network = Slope()
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0, loss_scale=8.0))
-    run(model, [micro_batch(3)] * window, window)
-    assert seen_gradient(model) == [3.0]
 
 
 # Invalid arguments
@@ -449,9 +393,7 @@ def test_invalid_network_or_optimizer_is_rejected():
     ("arguments", "options", "error", "match"),
     [
         ((0,), {"mini_steps": 2}, ValueError, "'epoch' must be an int >= 1, but got 0"),
-        ((1.5,), {"mini_steps": 2}, TypeError, "'epoch' must be an int >= 1, but got 1.5"),
         ((1,), {"mini_steps": 0}, ValueError, "'mini_steps' must be an int >= 1, but got 0"),
-        ((1,), {"micro_batch_size": 0}, ValueError, "'micro_batch_size' must be an int >= 1, but got 0"),
     ],
 )
 def test_invalid_train_process_arguments(arguments, options, error, match):

@@ -49,13 +49,6 @@ def test_each_cell_has_its_mode_again():
     assert [(cell.training, cell.phase) for _, cell in network.cells_and_names()] == before
 
 
-def test_evaluate_disables_dropout():
-    network = nn.SequentialCell(nn.Dropout(p=0.9))
-    scores = Tensor(np.tile(np.arange(50), (200, 1)), ms.float32)
-    network.set_train()
-    assert evaluate(network, [(scores, Tensor(np.full(200, 49), ms.int32))]) == (200, 200)
-
-
 @pytest.mark.parametrize("shape", [(4, 1), (4, 2)])
 def test_labels_of_wrong_shape_are_rejected(shape):
     network = nn.Dense(3, 2)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -15,8 +12,7 @@ from mindspore import Tensor, nn, ops
 from helpers import Slope
 from ms_accum import Accumulator
 from reference import miss
-
-ROOT = Path(__file__).resolve().parents[1]
+from running import run_python
 
 
 def make_step(window, **options):
@@ -50,13 +46,6 @@ def test_counters_read_inside_step_are_current(window, options):
     assert network.w.asnumpy()[0] == -10.0 / window
 
 
-def run_in_process(folder, program):
-    (folder / "program.py").write_text(program)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
-    command = [sys.executable, "program.py"]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_trace_capture_mode_is_rejected(tmp_path):
     """In a separate process: one in which a trace has failed does not end cleanly."""
     program = """
@@ -82,7 +71,8 @@ except RuntimeError as error:
     print(error)
 print(network.w.asnumpy(), grad_sum[0].asnumpy(), flush=True)
 """
-    done = run_in_process(tmp_path, program)
+    (tmp_path / "program.py").write_text(program)  # MindSpore compiles functions of files only
+    done = run_python("program.py", cwd=tmp_path)
     *messages, last = done.stdout.splitlines()
     assert [line[: line.index(" the step")] for line in messages] == [
         f"For '{owner}'," for owner in ("Accumulator", "TrainForwardBackward", "TrainOptim", "GradientAccumulation")

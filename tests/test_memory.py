@@ -2,70 +2,50 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ms_accum import native
+from running import run_python
 
-PARAMETERS = 83  # MB: 21 million in float32
-
-
-def peak(kind, folder, **settings):
-    tests = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": str(tests.parent), **settings}
-    command = [sys.executable, str(tests / "peak_memory.py"), kind]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=True)
-    return int(done.stdout.splitlines()[-1])
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc"),
+]
+PARAMETERS = 2 * (4096 + 1) * 4096 * 4 / 2**20  # MB of "wide"
 
 
-on_linux = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def peaks(folder, network, rows, *runs, **settings):
+    """Return the peaks in MB after each run, all in one process: see memory_runs.py."""
+    done = run_python(Path(__file__).with_name("memory_runs.py"), network, rows, *runs, cwd=folder, **settings)
+    assert done.returncode == 0, done.stderr
+    return [float(line) for line in done.stdout.split()[-len(runs) :]]
 
 
-@pytest.mark.slow
-@on_linux
 def test_mean_needs_no_more_memory_than_sum(tmp_path):
-    assert peak("mean", tmp_path) <= peak("sum", tmp_path) + 0.5 * PARAMETERS
     without = {native.SWITCH: "0"}  # operators of our own, which the mutant does not reach
-    total = peak("sum", tmp_path, **without)
-    assert peak("mean", tmp_path, **without) <= total + 0.5 * PARAMETERS
-    assert peak("zeros", tmp_path, **without) > total + 0.75 * PARAMETERS
+    for settings in ({}, without):
+        (mean,), (total,) = (peaks(tmp_path, network, 8, "2x6", **settings) for network in ("wide", "sums"))
+        assert mean <= total + 0.5 * PARAMETERS
+    assert peaks(tmp_path, "zeros", 8, "2x6", **without)[0] > total + 0.75 * PARAMETERS
 
 
-def peaks(folder, network, rows, *run_specs):
-    """Return the peaks in MB after each run, all in one process (see `memory_runs.print_peaks`)."""
-    tests = Path(__file__).parent
-    environment = {**os.environ, "PYTHONPATH": str(tests.parent)}
-    command = [sys.executable, str(tests / "memory_runs.py"), network, str(rows), *run_specs]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600, check=True)
-    return [float(line) for line in done.stdout.split()[-len(run_specs) :]]
-
-
-@on_linux
-@pytest.mark.slow
 def test_accumulating_needs_at_most_twice_the_model_size(tmp_path):
     (window_of_1,), (window_of_2, window_of_64) = (
-        peaks(tmp_path, "wide", 4, *run_specs) for run_specs in (["1x4"], ["2x4", "64x64"])
+        peaks(tmp_path, "wide", 4, *runs) for runs in (["1x4"], ["2x4", "64x64"])
     )
-    parameters = 2 * (4096 + 1) * 4096 * 4 / 2**20
     # One set is the accumulators. The other is there while gradients are added or normed; the goal is to lose it.
-    assert 0.75 * parameters < window_of_2 - window_of_1 < 2.1 * parameters
-    assert window_of_64 - window_of_2 < 0.25 * parameters
+    assert 0.75 * PARAMETERS < window_of_2 - window_of_1 < 2.1 * PARAMETERS
+    assert window_of_64 - window_of_2 < 0.25 * PARAMETERS
 
 
-@on_linux
-@pytest.mark.slow
 def test_peak_does_not_depend_on_window(tmp_path):
     first, *_, last = peaks(tmp_path, "images", 64, "2x16", "4x16", "16x16", "64x64")
     assert last < 1.05 * first
     assert peaks(tmp_path, "images", 256, "2x16")[-1] > 1.05 * first  # a larger micro-batch is seen
 
 
-@on_linux
-@pytest.mark.slow
 def test_peak_does_not_grow_over_4000_micro_batches(tmp_path):
     early, late = peaks(tmp_path, "small", 8, "4x500", "4x3500")
     assert late - early < 5

@@ -5,15 +5,10 @@ MindSpore has wheels for macOS and Windows. Neither system is at hand, so what t
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from ms_accum.saving import files
-
-ROOT = Path(__file__).resolve().parents[1]
+from running import ROOT, run_python
 
 # MindSpore and the standard library are imported first: they have their own ways on other systems. So has filelock,
 # which calls os.fchmod here.
@@ -50,14 +45,6 @@ def no_libc(name, *how, **options):
     return loaded(name, *how, **options)
 ctypes.CDLL = no_libc
 """
-IMPORT = """
-import pkgutil, importlib, ms_accum, model_zoo
-for package in (ms_accum, model_zoo):
-    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
-        if not module.name.startswith("ms_accum._native"):  # operators of MindSpore
-            importlib.import_module(module.name)
-print(len(ms_accum.__all__) == len([getattr(ms_accum, name) for name in ms_accum.__all__]))
-"""
 TRAIN = """
 quick = ("--model=mlp", "--batch_size=256", "--output_dir=out")
 for program, *flags in (
@@ -73,22 +60,9 @@ for program, *flags in (
 """
 
 
-def run(program, folder):
-    source = (WITHOUT + program).format(root=str(ROOT))
-    return subprocess.run(
-        [sys.executable, "-c", source], cwd=folder, capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-@pytest.mark.slow
-def test_all_modules_import(tmp_path):
-    done = run(IMPORT, tmp_path)
-    assert (done.stdout, done.returncode) == ("True\n", 0), done.stderr
-
-
 @pytest.mark.slow
 def test_programs_train_save_resume_and_evaluate(tmp_path):
-    done = run(TRAIN, tmp_path)
+    done = run_python("-c", (WITHOUT + TRAIN).format(root=str(ROOT)), cwd=tmp_path)
     ends = [line for line in done.stdout.splitlines() if "ended with" in line]
     assert ends == [f"{program} ended with 0" for program in ("train.py", "train.py", "eval.py")], done.stderr
 

@@ -11,7 +11,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 import several_terms
 from helpers import cross_entropy
-from ms_accum import GradientAccumulation, freeze_batch_norm, replace_dropout, verify
+from ms_accum import GradientAccumulation, verify
 from ms_accum.network.generators import random_state
 from ms_accum.verification import _split
 
@@ -104,14 +104,7 @@ FAULTS = {
         "With weight=lambda *columns: (columns[1] != 0).sum() the gradients agree.",
     ),
     "BatchNorm": (lambda: dense(nn.BatchNorm1d(16)), cross_entropy, {}, "BatchNorm normalizes each micro-batch"),
-    "BatchNorm of the batch": (
-        lambda: dense(nn.BatchNorm1d(16, use_batch_statistics=True)),
-        cross_entropy,
-        {},
-        "BatchNorm normalizes each micro-batch",
-    ),
     "Dropout": (lambda: dense(nn.Dropout(p=0.5)), cross_entropy, {}, "Random layers draw other masks"),
-    "CountedDropout": (lambda: replace_dropout(dense(nn.Dropout(p=0.5))), cross_entropy, {}, "Random layers draw"),
     "a wrong weight and Dropout": (
         lambda: dense(nn.Dropout(p=0.5)),
         cross_entropy,
@@ -202,10 +195,6 @@ def test_search_for_the_cause_is_announced_and_short(columns, caplog, monkeypatc
     assert record.getMessage().startswith("For 'verify', the gradients differ, by up to 0.")
 
 
-def test_frozen_batch_norm_agrees():
-    assert verify(freeze_batch_norm(dense(nn.BatchNorm1d(16))), cross_entropy(), batch(), 4).ok
-
-
 @pytest.mark.host
 @pytest.mark.parametrize("training", [True, False])
 def test_network_is_restored(training):
@@ -275,18 +264,6 @@ def test_number_of_micro_batches_and_shortest_is_last():
         assert len(sizes) == steps and sum(sizes) == rows and 1 <= sizes[-1] < min(sizes[:-1])
         assert len(set(sizes)) <= 3  # each is compiled
         assert [row for (column,) in _split((np.arange(rows),), steps) for row in column] == list(range(rows))
-
-
-@pytest.mark.parametrize("steps", [2, 4])
-def test_network_is_run_on_requested_micro_batches(steps):
-    rows = []
-
-    def counted(x, y):
-        rows.append(x.shape[0])
-        return x.shape[0]
-
-    assert verify(dense(), cross_entropy(), batch(8), steps, weight=counted).ok
-    assert rows == [8, *sizes_of(8, steps)]
 
 
 def test_columns_with_different_rows_are_rejected():

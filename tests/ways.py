@@ -99,29 +99,22 @@ class Trained:
             self.system(x)
         self.system.flush()
 
-    def train_accumulator(self, inputs):
+    def train_accumulator(self, inputs, wrap=ms.jit):
+        """Train with an `Accumulator` in a compiled step; with MS_JIT=0 nothing is compiled."""
         grad_fn, system, weighs = self.grad_fn, self.system, self.weighs
 
         def step(x):
             _, grads = grad_fn(x)
             return system(grads, x.shape[0]) if weighs else system(grads)
 
-        self.run(ms.jit(step), inputs)  # with MS_JIT=0 nothing is compiled
+        step = wrap(step)
+        for x in inputs:
+            step(x)
+        system.flush()
 
     def train_loop(self, inputs):
         """Train with an `Accumulator` in a plain loop."""
-        grad_fn, system, weighs = self.grad_fn, self.system, self.weighs
-
-        def step(x):
-            _, grads = grad_fn(x)
-            return system(grads, x.shape[0]) if weighs else system(grads)
-
-        self.run(step, inputs)
-
-    def run(self, step, inputs):
-        for x in inputs:
-            step(x)
-        self.system.flush()
+        self.train_accumulator(inputs, wrap=lambda step: step)
 
     def train_cells(self, inputs):
         for first in range(0, len(inputs), self.window):

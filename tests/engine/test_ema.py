@@ -8,21 +8,11 @@ import pytest
 from mindspore import nn
 from mindspore.train import Callback, Model
 
-from helpers import Slope, micro_batch, run, slope_driver
+from helpers import Slope, dataset, micro_batch, run, slope_driver
 from ms_accum import AccumulatedTrainStep, Checkpointer, Ema, FlushTail, GradientAccumulation, SaveStates
-from test_model_step import dataset
 from ways import Half, Root, Trained
 
 DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).randint(-4, 5, (14, 2))]
-
-
-@pytest.mark.parametrize("name", ["decay", "warm_up"])
-def test_settings_can_not_be_changed(name):
-    """Compiled graphs would ignore it."""
-    ema = Ema(0.5, 3)
-    assert (ema.decay, ema.warm_up) == (0.5, 3)
-    with pytest.raises(AttributeError):
-        setattr(ema, name, 1)
 
 
 @pytest.mark.both
@@ -178,28 +168,18 @@ def test_error_after_evaluation_restores_weights():
 
 
 @pytest.mark.host
-@pytest.mark.parametrize("states_last", [True, False])
-def test_training_state_contains_weights_not_averages(states_last, tmp_path):
+def test_training_state_contains_weights_not_averages(tmp_path):
     network, ema = Slope(2), Ema(0.75)
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
     rows, callback = dataset(DATA), Monitor(dataset(DATA[:1]))
     callback.model = Model(step, eval_network=step.eval_network, eval_indexes=[0, 1, 2], metrics={"loss"})
     states = SaveStates(Checkpointer(str(tmp_path / "states")), step, rows)
-    callbacks = [FlushTail(), callback, states] if states_last else [states, callback, FlushTail()]
-    callback.model.train(1, rows, callbacks=callbacks, dataset_sink_mode=False)
+    callback.model.train(1, rows, callbacks=[FlushTail(), callback, states], dataset_sink_mode=False)
     trained_to = network.w.asnumpy().tolist()
     again = Slope(2)
     other = AccumulatedTrainStep(again, nn.SGD([again.w], 0.25), 2, ema=Ema(0.75), check="off")
     SaveStates(Checkpointer(str(tmp_path / "states"), resume="auto"), other, dataset(DATA)).__exit__(KeyError)
     assert again.w.asnumpy().tolist() == trained_to != callback.saved[0]
-
-
-def test_step_has_no_duplicate_parameters():
-    network = Slope(2)
-    step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=Ema(0.75))
-    assert step.network is network
-    names = [name for name, _ in step.parameters_and_names()]
-    assert len(names) == len(set(names)) and not any("evaluates" in name for name, _ in step.cells_and_names())
 
 
 @pytest.mark.host
@@ -280,11 +260,8 @@ def test_float16_parameters_are_averaged_in_float32():
     ("arguments", "error", "message"),
     [
         ((1.0,), ValueError, "For 'Ema', 'decay' must be a number >= 0 and < 1, but got 1.0"),
-        ((-0.1,), ValueError, "'decay' must be a number >= 0 and < 1"),
-        ((float("nan"),), ValueError, "'decay' must be a number >= 0 and < 1"),
         (("0.9",), TypeError, "'decay' must be a number >= 0 and < 1, but got '0.9'"),
         ((0.9, -1), ValueError, "'warm_up' must be an int >= 0, but got -1"),
-        ((0.9, 1.5), ValueError, "'warm_up' must be an int >= 0, but got 1.5"),
     ],
 )
 def test_invalid_arguments_are_rejected(arguments, error, message):
@@ -302,5 +279,3 @@ def test_ema_belongs_to_one_optimizer():
         pass
     with pytest.raises(ValueError, match="'ema' must be a new one for each optimizer, but got one that is in use"):
         Trained("driver", Half(), ema=ema)
-    with pytest.raises(TypeError, match="'ema' must be an Ema, but got float"):
-        Trained("driver", Half(), ema=0.9)

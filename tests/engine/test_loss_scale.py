@@ -7,9 +7,9 @@ import gc
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import Tensor, amp, nn, ops
+from mindspore import Tensor, amp, nn
 
-from helpers import Recorder, joined, micro_batch, run, values
+from helpers import Recorder, micro_batch, run
 from ms_accum import (
     Accumulator,
     Checkpointer,
@@ -17,7 +17,6 @@ from ms_accum import (
     GradientAccumulation,
     Stopped,
 )
-from reference import miss
 from ways import WAYS, Half, Root, Trained
 
 ROWS = [(1.0, 2.0, 2), (3.0, -1.0, 4), (0.5, 0.25, 1), (-2.0, 1.0, 2), (4.0, 4.0, 4)]
@@ -124,19 +123,16 @@ def test_overflows_before_a_stop_are_not_those_of_the_resumed_run(tmp_path):
     ("scale", "error", "message"),
     [
         (0, ValueError, "'loss_scale' must be a finite number > 0, but got 0"),
-        (-1.0, ValueError, "'loss_scale' must be a finite number > 0, but got -1"),
         (
             "dynamic",
             TypeError,
             "'loss_scale' must be a number, or a loss scaler or a loss scale manager of mindspore.amp",
         ),
-        (True, TypeError, "'loss_scale' must be a number"),
     ],
 )
-@pytest.mark.parametrize("way", WAYS)
-def test_invalid_scale_is_rejected(way, scale, error, message):
+def test_invalid_scale_is_rejected(scale, error, message):
     with pytest.raises(error, match=message):
-        Trained(way, Half(), loss_scale=scale)
+        Trained("driver", Half(), loss_scale=scale)
 
 
 @pytest.mark.host
@@ -178,75 +174,3 @@ def test_resume_with_allowed_change_starts_new_scale(tmp_path):
     run = Run()
     run.train(stopped(tmp_path / "plain", plain(ema=Ema(0.5))))
     assert 0 < run.model.overflows == 10 - run.model.updates  # its scale begins anew; the average is left out
-
-
-@pytest.mark.host
-def test_scales_have_unique_parameter_names():
-    made = [Trained("driver", Half(), loss_scale=amp.DynamicLossScaler(64.0, 2, 50)) for _ in range(2)]
-    names = [run.system._step.config.scale.value.name for run in made]
-    assert len(set(names)) == 2
-
-
-# `amp.auto_mixed_precision`
-
-
-class Converted(nn.Cell):
-    """The mean over rows of two layers' outputs, as its own loss; MindSpore's `amp` converts the layers."""
-
-    def __init__(self, level):
-        super().__init__()
-        layers = nn.SequentialCell(nn.Dense(3, 2), nn.ReLU(), nn.Dense(2, 1, has_bias=False))
-        for parameter, numbers in zip(layers.trainable_params(), ([1, -1, 2, 2, 1, -1], [1, 0], [1, -1])):
-            parameter.set_data(Tensor(np.reshape(numbers, parameter.shape), ms.float32))
-        self.layers = amp.auto_mixed_precision(Wrapped(layers), level) if level else layers
-
-    def construct(self, x):
-        return ops.mean(ops.cast(self.layers(x), ms.float32))
-
-
-class Wrapped(nn.Cell):
-    """O1 converts no layers of a network that is a SequentialCell: see docs/limits.md."""
-
-    def __init__(self, layers):
-        super().__init__()
-        self.layers = layers
-
-    def construct(self, x):
-        return self.layers(x)
-
-
-def mixed_windows():
-    """Two windows of 2, 2 and 4 rows. All numbers are short in binary, but for one that float16 rounds to 1."""
-    random = np.random.RandomState(4)
-    windows = []
-    for _ in range(2):
-        arrays = [random.randint(-2, 3, (rows, 3)).astype(np.float32) for rows in (2, 2, 4)]
-        arrays[0][0, 0] = 1 + 2**-12
-        windows.append([(Tensor(array),) for array in arrays])
-    return windows
-
-
-def of_large_batches(level):
-    """Train with plain MindSpore, the rows of each window at once."""
-    network = Converted(level)
-    optimizer = nn.SGD(network.trainable_params(), 0.5)
-    grad_fn = ms.value_and_grad(network, None, optimizer.parameters)
-    for window in mixed_windows():
-        optimizer(grad_fn(*joined(window))[1])
-    return values(network.trainable_params())
-
-
-def of_windows(way, level):
-    network, scaler = Converted(level), amp.DynamicLossScaler(16.0, 2, 50)
-    trained = Trained(way, network, window=3, lr=0.5, loss_scale=scaler)
-    trained.train([columns for window in mixed_windows() for columns in window])
-    assert trained.updates == 2
-    return values(network.trainable_params())
-
-
-@pytest.mark.host
-@pytest.mark.parametrize(("level", "way"), [("O1", "step"), ("O2", "driver"), ("O3", "accumulator")])
-def test_mixed_precision_trains_like_large_batches(way, level):
-    expected, unrounded = of_large_batches(level), of_large_batches(None)
-    assert miss(unrounded, expected, 1e-5, 1e-6) > 1, "nothing was computed in float16"
-    assert miss(of_windows(way, level), expected, 1e-5, 1e-6) <= 1

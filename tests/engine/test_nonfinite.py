@@ -10,10 +10,9 @@ import pytest
 from mindspore import Parameter, Tensor, amp, nn, ops
 from mindspore.train import Model
 
-from helpers import Slope, batches, cross_entropy, micro_batch, run, slope_driver
+from helpers import Slope, batches, cross_entropy, dataset, micro_batch, run, slope_driver
 from ms_accum import AccumulatedTrainStep, Accumulator, Checkpointer, FlushTail, GradientAccumulation
 from programs.metrics import MetricsFile
-from test_model_step import dataset
 from ways import Root, Trained
 
 GOOD = [micro_batch(1.0, 4.0, rows=2), micro_batch(3.0, 2.0, rows=5), micro_batch(5.0, 1.0, rows=1)]

@@ -48,11 +48,6 @@ def test_warning_once_per_run(epochs, rng):
     assert seen[0].filename == run.__code__.co_filename  # whoever called train_process
 
 
-def test_warning_for_split_batches(rng):
-    with pytest.warns(UserWarning, match="BatchNorm layers"):
-        run(driver_of(network_with(nn.BatchNorm1d(8))), batches(rng, [8]), micro_batch_size=4)
-
-
 def test_warning_once_in_model(rng):
     network, data = network_with(nn.BatchNorm1d(8)), batches(rng, [8, 8])
     rows = GeneratorDataset([tuple(column.asnumpy() for column in columns) for columns in data], ["x", "y"])
@@ -110,8 +105,3 @@ def test_accumulating_by_hand_warns(make):
 @pytest.mark.parametrize("make", WAYS.values(), ids=WAYS)
 def test_accumulating_frozen_statistics_by_hand_warns_of_nothing(make):
     make(*with_batch_norm(use_batch_statistics=False))  # a warning would be an error
-
-
-def test_windows_of_1_by_hand_warn_of_nothing():
-    network, optimizer = with_batch_norm()
-    Accumulator(optimizer, 1, network=network)

@@ -11,12 +11,11 @@ from mindspore import Parameter, Tensor, mint, nn, ops
 
 import runs
 from helpers import values
-from ms_accum import CheckpointError, CountedDropout, GradientAccumulation, replace_dropout
+from ms_accum import CheckpointError, CountedDropout, replace_dropout
 from ms_accum import layers as dropout
 from ms_accum.layers import MaskKey
 from ms_accum.network.generators import offset_seeds_by_rank
 from ms_accum.saving.model_file import load_model, save_model
-from reference import gradient_miss
 
 pytestmark = pytest.mark.host
 M = 2**64
@@ -62,16 +61,6 @@ def test_numbers_follow_formula():
     assert found[0, 0, :2].tolist() == [1685089215648427193, 457778867325695673]
 
 
-# Are they random?
-
-KEY = MaskKey(1, 0, 0)
-
-
-def drawn(mask_key=KEY, count=1, shape=(512, 512)):
-    """Uniform numbers in [0, 1), of 32 bits."""
-    return (dropout.numbers(mask_key, Tensor(count, ms.int32), shape).asnumpy() >> np.uint64(32)) / 2.0**32
-
-
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
 def test_dropped_fraction_and_scale(p):
     made = CountedDropout(p, seed=3).set_train()(ops.ones((256, 512), ms.float32)).asnumpy()
@@ -90,19 +79,12 @@ def test_input_is_returned_in_evaluation_or_with_p_0(p, training):
     assert layer.dropout_counter.asnumpy() == 0
 
 
-@pytest.mark.parametrize("dtype", [ms.float16, ms.float32, ms.float64])
-def test_output_has_type_of_input(dtype):
-    assert CountedDropout(0.5).set_train()(ops.ones((4, 4), dtype)).dtype == dtype
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "rule"),
     [
         ({"p": 1}, ValueError, "'p' must be a number >= 0 and < 1, but got 1"),
         ({"p": "0.5"}, TypeError, "'p' must be a number"),
-        ({"p": True}, TypeError, "'p' must be a number"),
         ({"seed": -1}, ValueError, "'seed' must be an int >= 0"),
-        ({"seed": 1.0}, TypeError, "'seed' must be an int >= 0"),
         ({"layer": 2**31}, ValueError, "'layer' must be an int >= 0"),
     ],
 )
@@ -143,19 +125,6 @@ def test_gradient_uses_masks_of_forward_for_shared_layer():
         assert np.array_equal(to_w[0].asnumpy(), expected) and np.array_equal(to_x.asnumpy(), expected)
         assert loss.asnumpy() == expected.sum()
     assert network.first.dropout_counter.asnumpy() == 4
-
-
-def window_gradient(layer):
-    """The gradient that the driver makes of a window of 4 micro-batches."""
-    network = Drop(layer)
-    model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0), reduction="sum")
-    model.train_process(1, [(ONES,)] * 5, 4, report=(), ckpt_path=None)
-    return -network.w.asnumpy()
-
-
-@pytest.mark.graph
-def test_micro_batches_of_window_have_different_masks():
-    assert gradient_miss([window_gradient(CountedDropout(0.5, seed=3))], [np.sum(masks(range(1, 11)), 0)]) <= 1
 
 
 # Replacing
@@ -199,12 +168,6 @@ def test_all_layers_are_replaced_in_place_and_numbered():
     assert [int(cell.dropout_counter.asnumpy()) for cell in found.values()] == [1, 2, 1, 1, 0]
 
 
-@pytest.mark.parametrize(("kept", "seed"), [(5, 5), (None, 0)])
-def test_default_seed_is_that_of_mindspore(kept, seed, monkeypatch):
-    monkeypatch.setattr(ms, "get_seed", lambda: kept)
-    assert replace_dropout(nn.SequentialCell(nn.Dropout(p=0.5)))[0].seed == seed
-
-
 @pytest.mark.parametrize(
     ("network", "error", "rule"),
     [
@@ -215,7 +178,6 @@ def test_default_seed_is_that_of_mindspore(kept, seed, monkeypatch):
             r"but got SequentialCell without one\. Leave out this call\.",
         ),
         (lambda: replace_dropout(network_with_many()), ValueError, "that are not yet replaced"),
-        (lambda: 3, TypeError, "'network' must be a Cell, but got int"),
     ],
 )
 def test_networks_without_replaceable_layers_are_rejected(network, error, rule):

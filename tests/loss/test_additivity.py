@@ -128,13 +128,6 @@ class Counting(Masked):
         return super().construct(x, mask)
 
 
-def test_check_restores_numbers_of_cells_and_large_parameters(rng):
-    network, (x, mask) = Counting(), data(rng)[0]
-    before = digest(network.get_parameters())
-    assert len(additivity._losses(network, ((x, mask), (x, mask)), network.trainable_params())[1]) == 2
-    assert network.calls == 0 and digest(network.get_parameters()) == before
-
-
 def test_network_is_not_checked_if_it_could_not_be_restored(rng, monkeypatch):
     monkeypatch.setattr(additivity, "_LARGEST_COPY", 2**20)
     model = driver(Counting())
@@ -326,10 +319,6 @@ def padded(rng, lengths):
     return [(Tensor(rng.randn(*of_rows.shape, 4), ms.float32), Tensor(of_rows)) for of_rows in labels]
 
 
-def test_two_classes_in_two_rows_are_no_row_numbers(rng):
-    assert warnings_of(classifier(), [(Tensor(rng.randn(2, 4), ms.float32), Tensor([1, 0], ms.int32))] * 4) == []
-
-
 @pytest.mark.parametrize("first", [1.0, 2.0])
 def test_weights_that_differ_only_later_warn(first, rng):
     masks = [np.full(8, first), np.r_[np.full(3, 1.0), np.full(5, 4.0)]]
@@ -361,27 +350,3 @@ def test_mean_over_rows_is_compared_a_few_times(rng, monkeypatch):
 
 def of_all(output, labels):
     return ops.cross_entropy(output, labels, ignore_index=-1)
-
-
-def test_loss_that_tells_nothing_is_compared_less_and_less(rng, monkeypatch):
-    network = nn.Dense(4, 3, weight_init="zeros", bias_init="zeros")
-    model = GradientAccumulation(network, of_labels, nn.SGD(network.trainable_params(), 1e-9))
-    assert 3 <= checks_of(model, labelled(rng, *[NONE] * 64), monkeypatch) <= 12
-
-
-def test_labels_of_different_lengths_do_not_end_the_check(rng):
-    """Sequences of different lengths, and later a mask."""
-
-    def loss(output, label):
-        return (ops.square(output[:, :, 0]) * label).sum() / label.sum()
-
-    network = nn.Dense(1, 1)
-    model = GradientAccumulation(network, loss, nn.SGD(network.trainable_params(), 0.1))
-    batches = [(Tensor(rng.rand(4, n, 1), ms.float32), Tensor(np.ones((4, n)), ms.float32)) for n in (6, 3)]
-    mask = np.ones((4, 6))
-    mask[2:, 1:] = 0
-    batches += [(Tensor(rng.rand(4, 6, 1), ms.float32), Tensor(mask, ms.float32))] * 2
-    with pytest.warns(RuntimeWarning) as caught:
-        run(model, batches, 2)
-    of_shapes, of_loss = (str(warning.message) for warning in caught)
-    assert "are weighted by their rows only" in of_shapes and "the loss of a micro-batch" in of_loss

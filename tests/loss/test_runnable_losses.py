@@ -76,11 +76,6 @@ def test_uneven_micro_batches_are_exact_in_pynative_mode(name):
     assert miss(name) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["nn", "weighted partial"])
-def test_uneven_micro_batches_are_exact_in_graph_mode(name):
-    assert miss(name) < 1e-5
-
-
 class WithInner(nn.Cell):
     """A network that returns its loss."""
 
@@ -118,11 +113,6 @@ def test_network_that_contains_the_loss_is_rejected_in_pynative_mode():
 def test_networks_with_right_gradients_are_accepted_in_pynative_mode(make):
     network = make()
     GradientAccumulation(network, None, nn.SGD(network.trainable_params(), 1.0), reduction="sum", check="off")
-
-
-def test_network_that_contains_the_loss_is_accepted_in_graph_mode():
-    network = WithInner()
-    GradientAccumulation(network, None, nn.SGD(network.trainable_params(), 1.0), check="off")
 
 
 # Partials in graphs

@@ -154,21 +154,6 @@ class Counts(LearningRateSchedule):
         return ops.depend(rate, ops.assign_add(self.calls, 1))
 
 
-class Halves(LearningRateSchedule):
-    """A schedule of the user's that changes nothing."""
-
-    def construct(self, global_step):
-        return 0.5 ** (1.0 + ops.cast(global_step, ms.float32))
-
-
-@pytest.mark.host
-def test_rate_of_a_schedule_of_the_user():
-    optimizer = nn.Momentum(parameters(), Halves(), 0.9)
-    rate = LearningRate(optimizer)
-    optimizer((Tensor(np.ones(2), ms.float32),) * 2)
-    assert [rate(), rate()] == [0.25] * 2
-
-
 @pytest.mark.host
 @pytest.mark.parametrize("zero", [False, True])
 def test_schedule_that_may_change_itself_is_not_run(zero):

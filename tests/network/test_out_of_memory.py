@@ -10,13 +10,9 @@ from ms_accum.network.out_of_memory import is_out_of_memory, memory_advice
 # As they stand in the libraries of MindSpore 2.10; the first two also as caught in a process with RLIMIT_DATA.
 MEMORY = [
     RuntimeError("std::bad_alloc"),
-    MemoryError("std::bad_alloc"),
     RuntimeError("#umsg#Memory not enough:#umsg#Device(id:0) memory isn't enough and alloc failed"),
     RuntimeError("Memory not enough: current free memory size[1024] is smaller than required size[2048]."),
-    RuntimeError("Device memory not enough."),
-    RuntimeError("Allocate memory failed, alloc size 1024"),
     RuntimeError("Allocate device memory failed, alloc size:4"),
-    RuntimeError("Allocate dynamic workspace memory failed"),
     RuntimeError("Out of memory, Alloc GE memory failed, size: 12"),
     RuntimeError("Failed to allocate memory for device tensor store: x"),
     RuntimeError("memory allocation failed"),

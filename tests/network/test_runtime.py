@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import mindspore as ms
 import numpy as np
@@ -17,8 +14,8 @@ from model_zoo import MLP, LeNet5
 from ms_accum import Accumulator, GradientAccumulation, TrainForwardBackward, _check, evaluate, tune_cpu
 from ms_accum import network as network_room
 from ms_accum.network import runtime
+from running import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 KERNELS, HOST = "ONEDNN_MAX_CPU_ISA", "MS_DEV_HOST_BLOCKING_RUN"
 
 
@@ -52,11 +49,6 @@ def test_settings_of_user_are_kept(monkeypatch, name, other):
     assert os.environ[name] == "of the user"
 
 
-def test_machine_without_avx512_keeps_its_kernels(monkeypatch):
-    monkeypatch.setattr(runtime, "_has_avx512", lambda: False)
-    assert tune_cpu(LeNet5()) == {HOST: "1"}
-
-
 def test_warning_if_too_late(monkeypatch):
     """Once oneDNN uses AVX-512 kernels it ignores the variable, so it is not set."""
     monkeypatch.setattr(runtime, "_uses_avx512", lambda: True)
@@ -75,10 +67,7 @@ print(_has_avx512() == _uses_avx512())
 
 @pytest.mark.skipif(ms.__version__.startswith(("2.7.", "2.8.")), reason="another oneDNN, which is not queried")
 def test_default_equals_that_of_onednn():
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT_DEFAULT], capture_output=True, text=True, check=True, env=environment
-    )
+    done = run_python("-c", PRINT_DEFAULT, cwd=ROOT)
     assert done.stdout == "True\n"
 
 
@@ -91,11 +80,6 @@ def test_older_versions_get_fewer_settings(monkeypatch, version, names):
 def test_other_devices_get_no_settings(monkeypatch):
     monkeypatch.setattr(ms, "get_context", lambda name: "Ascend")
     assert tune_cpu(LeNet5()) == {}
-
-
-@pytest.mark.parametrize(("cell", "found"), [(nn.Conv1d(1, 1, 1), True), (nn.Dense(1, 1), False)])
-def test_nested_convolutions_are_found(cell, found):
-    assert (KERNELS in tune_cpu(nn.SequentialCell(nn.SequentialCell(cell)))) is found
 
 
 # Constructors do the same
@@ -127,20 +111,6 @@ def test_constructors_set_variables_and_log_once(owner, caplog):
     assert {name: os.environ[name] for name in (KERNELS, HOST)} == {KERNELS: "AVX2", HOST: "1"}
     (message,) = caplog.messages
     assert message.startswith(f"For '{owner}', {HOST}=1 {KERNELS}=AVX2 was set") and tune_cpu(network) == {}
-
-
-def test_constructors_print_nothing(capfd):
-    TUNING["GradientAccumulation"](LeNet5())
-    assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize("owner", TUNING)
-def test_constructors_keep_settings_of_user(owner, monkeypatch, caplog):
-    for name in (KERNELS, HOST):
-        monkeypatch.setenv(name, "of the user")
-    with caplog.at_level(logging.INFO, "ms_accum"):
-        TUNING[owner](LeNet5())
-    assert os.environ[KERNELS] == os.environ[HOST] == "of the user" and not caplog.messages
 
 
 def test_accumulator_does_not_find_frozen_convolution():

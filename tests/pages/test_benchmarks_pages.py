@@ -42,35 +42,6 @@ def test_help_of_the_programs_is_as_printed():
     assert pages.filled(text, pages.helps()) == text
 
 
-def test_changed_figure_and_missing_column_are_found():
-    text = TEXTS["docs/performance.md"]
-    changed = text.replace("| lenet5 | 1 | ", "| lenet5 | 1 | 0")
-    assert changed != text == pages.filled(changed, MADE)
-    assert uneven(text.replace("| network | N |", "| N |")) == ["ratios"]
-
-
-PAGE = """before
-<!-- table: x -->
-
-| 名 | b |
-| --- | --- |
-| old | 1 |
-
-<!-- end -->
-a | b
-<!-- table: y -->
-
-old
-
-<!-- end -->
-"""
-
-
-def test_only_rows_are_written():
-    made = {"x": "| new | 2 |\n", "y": "new\n"}
-    assert pages.filled(PAGE, made) == PAGE.replace("| old | 1 |", "| new | 2 |").replace("old", "new")
-
-
 def sentences(name):
     return " ".join((ROOT / f"{name}.md").read_text(encoding="utf-8").split())
 

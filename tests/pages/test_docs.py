@@ -209,11 +209,6 @@ def test_section_of_migration_runs_alone(name, migrations):
     assert migrations[name]["error"] is None
 
 
-def test_docstring_examples_are_collected():
-    expected = {"ms_accum.accumulator.Accumulator", "ms_accum.training.sizes.split_batch", "model_zoo.lenet.LeNet5"}
-    assert expected <= set(DOCTESTS)
-
-
 def test_readme_begins_with_train_and_test_commands():
     assert [block.strip() for block in blocks(TEXTS["README.md"], "bash")[:2]] == COMMANDS
 
@@ -233,14 +228,3 @@ def test_output_that_was_not_printed_is_detected():
     assert not_printed(outputs(page), "1\n2\n3\n") == []
     assert not_printed(outputs(page), "1\n2\nx\n3\n") == ["2\n3\n"] and not_printed(["1\n"], "21\n") == ["1\n"]
     assert not_printed(["1\n", "1\n"], "1\n") == []
-
-
-def test_broken_links_are_detected(tmp_path):
-    (tmp_path / "there.md").touch()
-    fine = "[a](there.md) [b](there.md#part) [c](https://x.org/y) [d](#here) ![e](./there.md) `[f](gone.md)`"
-    assert broken_links(fine, tmp_path) == []
-    assert broken_links("[a](gone.md) ![b](gone.png#x)\n[c]: gone.txt\n", tmp_path) == [
-        "gone.md",
-        "gone.png",
-        "gone.txt",
-    ]

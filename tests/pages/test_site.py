@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
@@ -53,31 +52,3 @@ def test_citation_is_that_of_the_readme():
     pages = (ROOT / "README.md", *(DOCS / "project").glob("citation*.md"))
     texts = [page.read_text(encoding="utf-8") for page in pages]
     assert len({re.search(r"```bibtex\n(.*?)```", text, re.DOTALL)[1] for text in texts}) == 1 < len(texts)
-
-
-# The checks of the built site can fail
-
-
-@pytest.fixture(scope="module")
-def site_check():
-    spec = importlib.util.spec_from_file_location("site_check", DOCS / "site_check.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_page_that_is_not_first_is_found(site_check):
-    entries = [("a/", "Out of memory", "rows"), ("b/", "Rows", "out of memory, out of memory"), ("b/#c", "Memory", "")]
-    entries = [dict(zip(("location", "title", "text"), entry)) for entry in entries]
-    search = site_check.Search({"config": {"separator": r"[\s\-]+"}, "docs": entries})
-    assert site_check.wrong_searches(search, "out of memory a/\nrows b/") == []
-    assert site_check.wrong_searches(search, "rows a/\ngpu a/") == [
-        "the search for 'rows' shows b/ before a/",
-        "the search for 'gpu' shows None before a/",
-    ]
-
-
-def test_dead_link_is_found(site_check, tmp_path):
-    (tmp_path / "a.html").write_text('<a href="b.html#c"></a><a href="b.html#d"></a><a href="e.html"></a>')
-    (tmp_path / "b.html").write_text('<p id="c"></p>')
-    assert site_check.dead_links(tmp_path) == ["a.html: b.html#d", "a.html: e.html"]

@@ -42,8 +42,3 @@ def test_window_in_which_nothing_counts_is_skipped_by_all(ranks):
 def test_micro_batches_are_not_summed_twice(ranks):
     message = "'sync_every_micro_batch' must be False with several terms and nonfinite='skip_micro'"
     assert all(message in rank["refused"] for rank in ranks)
-
-
-def test_one_small_exchange_of_ranks_in_a_window(ranks):
-    """Of what three terms count, and of what a window needs: `Shared`."""
-    assert [rank["exchanges"] for rank in ranks] == [[9] * 3] * len(ranks)

@@ -95,14 +95,10 @@ def test_zero_optimizer_with_another_group_is_rejected():
             make()
 
 
-@pytest.mark.parametrize("value", [1, "yes", None])
-def test_sync_every_micro_batch_must_be_a_bool(value):
-    network = program.network_of()
-    optimizer = nn.SGD(network.trainable_params(), 0.1)
+def test_sync_every_micro_batch_must_be_a_bool():
+    optimizer = nn.SGD(program.network_of().trainable_params(), 0.1)
     with pytest.raises(TypeError, match="'sync_every_micro_batch' must be a bool"):
-        GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, sync_every_micro_batch=value)
-    with pytest.raises(TypeError, match="'sync_every_micro_batch' must be a bool"):
-        Accumulator(optimizer, 2, sync_every_micro_batch=value)
+        Accumulator(optimizer, 2, sync_every_micro_batch=1)
 
 
 def test_accumulators_of_the_wrong_shapes_are_rejected():

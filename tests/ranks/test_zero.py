@@ -11,7 +11,6 @@ import ranks as program
 from helpers import cross_entropy
 from ms_accum import Group, ZeroOptimizer
 from ms_accum.ranks.reduction import Part
-from ms_accum.ranks.zero import ELEMENTWISE
 from ms_accum.training.loop import trained_parameters
 from reference import miss
 
@@ -133,7 +132,3 @@ def test_optimizers_that_are_not_elementwise_are_rejected(make):
 def test_make_must_be_a_function():
     with pytest.raises(TypeError, match="'make' must be a function from parts to an optimizer"):
         ZeroOptimizer(nn.Dense(2, 2).trainable_params(), nn.Adam)
-
-
-def test_elementwise_list_has_no_layerwise_optimizers():
-    assert not {nn.Lamb, nn.LARS, nn.AdaFactor} & set(ELEMENTWISE)

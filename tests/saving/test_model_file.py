@@ -59,7 +59,7 @@ def saved(request, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_saved_model_is_loaded_also_by_mindspore(tmp_path, suffix):
+def test_models_are_exchanged_with_mindspore(tmp_path, suffix):
     network, other, path = LeNet5(), LeNet5(), tmp_path / f"梯度 累积.{suffix}"
     assert not same(arrays(network), arrays(other))
     save_model(network, path)
@@ -67,13 +67,9 @@ def test_saved_model_is_loaded_also_by_mindspore(tmp_path, suffix):
     assert same(arrays(network), arrays(other))
     plain = ms.load_checkpoint(str(path), format=suffix)
     assert same({name: parameter.asnumpy() for name, parameter in plain.items()}, arrays(network))
-
-
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_model_of_mindspore_is_loaded(tmp_path, suffix):
-    network, other, path = LeNet5(), LeNet5(), tmp_path / f"plain.{suffix}"
-    ms.save_checkpoint(network, str(path), format=suffix)
-    load_model(other, path)
+    ms.save_checkpoint(network, str(tmp_path / f"plain.{suffix}"), format=suffix)
+    other = LeNet5()
+    load_model(other, tmp_path / f"plain.{suffix}")
     assert same(arrays(network), arrays(other))
 
 
@@ -134,21 +130,10 @@ def test_permissions_follow_the_umask(tmp_path, umask, permissions, suffix):
     assert stat.S_IMODE((tmp_path / f"model.{suffix}").stat().st_mode) == permissions
 
 
-@pytest.mark.parametrize("path", ["new.ckpt", Path("folder") / "new.safetensors", "old.ckpt"], ids=str)
-def test_paths_that_pass_the_checks_can_be_saved(path, tmp_path):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "old.ckpt").touch()
-    check_path("train_process", path, small())
-    assert sorted(os.listdir(tmp_path)) == ["folder", "old.ckpt"]
-    save_model(small(), path)
-    load_model(small(), path)
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [
         ("model.pt", "'ckpt_path' must end with '.ckpt' or '.safetensors', but got 'model.pt'"),
-        ("", "'ckpt_path' must end with '.ckpt' or '.safetensors', but got ''"),
         ("folder.ckpt", "'ckpt_path' must name a file, but got the folder 'folder.ckpt'"),
         ("pipe.ckpt", "'ckpt_path' must name a file, but got the device or pipe 'pipe.ckpt'"),
         ("none/model.ckpt", "the folder of 'ckpt_path' must exist, but got 'none'. Create it first."),
@@ -309,10 +294,6 @@ def test_type_and_shape_of_each_parameter_are_known_before_it_is_read(tmp_path):
         save_model(network, path)
         assert kinds_in(path) == expected
         load_model(network, path)
-
-
-def test_another_extension_is_rejected(saved):
-    check_rejected(saved.rename(saved.with_suffix(".pt")))
 
 
 def test_every_truncation_is_rejected(saved):

@@ -13,14 +13,12 @@ from mindspore.train import (
     Callback,
     CheckpointConfig,
     EarlyStopping,
-    History,
     LambdaCallback,
     LearningRateScheduler,
     LossMonitor,
     Metric,
     ModelCheckpoint,
     ReduceLROnPlateau,
-    TimeMonitor,
 )
 
 from helpers import Recorder, batches, cross_entropy, micro_batch, slope_driver
@@ -74,12 +72,14 @@ for moment in [f"on_{mode}_{part}" for mode in ("train", "eval") for part in
 
 
 @pytest.mark.host
-def test_window_counts_as_step():
-    recorded = RecordedCalls("cur_epoch_num", "cur_step_num", "batch_num")
+def test_window_is_a_step():
+    recorded = RecordedCalls("cur_epoch_num", "cur_step_num", "batch_num", "record", "net_outputs")
     records = train(driver()[0], callbacks=[recorded])
     steps = [moment[1:] for moment in recorded.moments if moment[0] == "on_train_step_end"]
-    assert steps == [(1, 1, 3), (1, 2, 3), (1, 3, 3), (2, 4, 3), (2, 5, 3), (2, 6, 3)]
+    assert [step[:3] for step in steps] == [(1, 1, 3), (1, 2, 3), (1, 3, 3), (2, 4, 3), (2, 5, 3), (2, 6, 3)]
     assert [(record.epoch, record.step) for record in records] == [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3)]
+    for *_, record, outputs in steps:
+        assert record in records and outputs.shape == () and float(outputs) == np.float32(record.loss)
 
 
 @pytest.mark.host
@@ -104,15 +104,6 @@ def test_callbacks_exited_after_error():
     with pytest.raises(KeyError, match="mine"):
         train(driver()[0], callbacks=[recorded, Fails()])
     assert recorded.moments[-1] == "exit"
-
-
-@pytest.mark.host
-def test_net_outputs_is_loss_of_window():
-    recorded = RecordedCalls("net_outputs", "record")
-    records = train(driver()[0], callbacks=[recorded])
-    for _, outputs, record in (call for call in recorded.moments if call[0] == "on_train_step_end"):
-        assert isinstance(outputs, Tensor) and outputs.shape == () and float(outputs) == np.float32(record.loss)
-    assert [call[2] for call in recorded.moments if call[0] == "on_train_step_end"] == records
 
 
 @pytest.mark.host
@@ -180,26 +171,6 @@ def test_resumed_run_evaluates_epoch_whose_evaluation_failed(tmp_path):
 
 
 @pytest.mark.host
-def test_restored_best_weights_are_in_last_state(tmp_path):
-    model, optimizer = driver(lr=50.0)
-    stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
-    train(
-        model, epochs=9, callbacks=stop, valid_dataset=data([4], seed=5), checkpointer=Checkpointer(tmp_path, every=1)
-    )
-    state = max(tmp_path.glob("state-*.safetensors"))
-    arrays = training_state.read(str(state)).arrays
-    np.testing.assert_array_equal(arrays["network.1.weight"], optimizer.parameters[0].asnumpy())
-
-
-@pytest.mark.host
-def test_resume_warns_that_counting_callbacks_restart(tmp_path):
-    train(driver()[0], epochs=1, checkpointer=Checkpointer(tmp_path))
-    options = {"callbacks": ReduceLROnPlateau("loss"), "checkpointer": Checkpointer(tmp_path, resume="auto")}
-    with pytest.warns(RuntimeWarning, match="ReduceLROnPlateau restart in a resumed run"):
-        train(driver()[0], epochs=2, **options)
-
-
-@pytest.mark.host
 def test_window_of_weight_0_does_not_end_run(capsys):
     model, _ = driver(weight=lambda x, y: 0.0 if len(y) == 5 else float(len(y)))
     model.train_process(1, data([8, 5, 8]), 1, ckpt_path=None, callbacks=LossMonitor())
@@ -217,13 +188,6 @@ def test_loss_monitor_prints_losses_of_windows(capsys):
 
 
 @pytest.mark.host
-def test_time_monitor_counts_windows(capsys):
-    train(driver()[0], callbacks=TimeMonitor())
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and all(line.startswith("Train epoch time:") for line in lines)
-
-
-@pytest.mark.host
 def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
     model, optimizer = driver()
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=5)
@@ -235,12 +199,6 @@ def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
         np.testing.assert_array_equal(last[parameter.name].asnumpy(), parameter.asnumpy())
 
 
-@pytest.mark.host
-def test_end_by_number_of_updates_is_not_an_early_stop(capsys):
-    driver()[0].train_process(9, data(), 2, ckpt_path=None, max_updates=2)
-    assert "stopped" not in capsys.readouterr().out
-
-
 def test_learning_rate_scheduler_counts_windows():
     model = slope_driver(lr=1.0)
     recorder = Recorder()
@@ -249,13 +207,6 @@ def test_learning_rate_scheduler_counts_windows():
     model.train_process(1, ones, 2, report=recorder, ckpt_path=None, callbacks=schedule)
     assert [record.lr for record in recorder.records] == pytest.approx([1.0, 1 / 2, 1 / 3])
     assert -model._network.w.asnumpy() == pytest.approx(1 + 1 / 2 + 1 / 3)  # so they were used, too
-
-
-@pytest.mark.host
-def test_history_records_epochs():
-    history = History()
-    train(driver()[0], callbacks=history)
-    assert history.epoch == {"epoch": [1, 2]}
 
 
 # Evaluation
@@ -324,24 +275,14 @@ class Evaluated(Callback):
     [
         ({}, [3, 6]),
         ({"eval_every": 2}, [2, 4, 6]),  # the last one once, not twice
-        ({"eval_every": 4}, [4, 6]),
         ({"eval_every": 99}, [6]),
         ({"eval_every": 2, "max_updates": 5}, [2, 4, 5]),
-        ({"eval_every": 2, "max_updates": 4}, [2, 4]),
     ],
 )
 def test_evaluations_come_after_updates(options, updates):
     evaluated, valid = Evaluated(), data([4])
     train(driver()[0], callbacks=evaluated, valid_dataset=valid, **options)
     assert evaluated.updates == updates
-
-
-@pytest.mark.host
-def test_second_run_does_not_repeat_an_evaluation():
-    model, evaluated, valid = driver()[0], Evaluated(), data([4])
-    train(model, epochs=1, callbacks=evaluated, valid_dataset=valid, eval_every=3)
-    train(model, epochs=1, callbacks=evaluated, valid_dataset=valid, eval_every=3)
-    assert evaluated.updates == [3, 6]
 
 
 @pytest.mark.host
@@ -355,13 +296,17 @@ def test_evaluation_inside_an_epoch_changes_nothing_else():
 
 
 @pytest.mark.host
-def test_early_stopping_inside_an_epoch():
+def test_early_stopping_inside_an_epoch(tmp_path):
+    """The best weights are restored, and are those of the last state."""
     model, optimizer = driver(lr=50.0)
     stop = EarlyStopping("eval_loss", patience=1, restore_best_weights=True)
-    evaluated = Evaluated(optimizer)
-    records = train(model, 9, 1, callbacks=[evaluated, stop], valid_dataset=data([4], seed=5), eval_every=1)
+    evaluated, states = Evaluated(optimizer), Checkpointer(tmp_path, every=1)
+    options = {"valid_dataset": data([4], seed=5), "eval_every": 1, "checkpointer": states}
+    records = train(model, 9, 1, callbacks=[evaluated, stop], **options)
     assert 1 < len(records) == len(evaluated.updates) < len(ROWS)
-    np.testing.assert_array_equal(optimizer.parameters[0].asnumpy(), evaluated.weights[-2])
+    saved = training_state.read(str(max(tmp_path.glob("state-*.safetensors")))).arrays["network.1.weight"]
+    for restored in (optimizer.parameters[0].asnumpy(), saved):
+        np.testing.assert_array_equal(restored, evaluated.weights[-2])
 
 
 @pytest.mark.host
@@ -370,12 +315,6 @@ def test_reduced_rate_inside_an_epoch_is_that_of_the_next_update():
     reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
     records = train(model, epochs=1, mini_steps=1, callbacks=reduce, valid_dataset=data([4], seed=5), eval_every=2)
     assert [record.lr for record in records] == pytest.approx([1e-3, 1e-3, 1e-3, 1e-3, 5e-4])
-
-
-@pytest.mark.host
-def test_callback_stops_the_run_in_an_evaluation():
-    evaluated = Evaluated(after=2, act=lambda run_context: run_context.request_stop())
-    assert len(train(driver()[0], callbacks=evaluated, valid_dataset=data([4]), eval_every=1)) == 2
 
 
 @pytest.mark.host
@@ -472,16 +411,12 @@ def test_initial_epoch_continues_epoch_count():
     ("options", "message"),
     [
         ({"callbacks": [LossMonitor]}, "'callbacks' must be callbacks of mindspore.train, but got LossMonitor"),
-        ({"report": [print]}, "'report' must be callbacks of mindspore.train, but got print"),
         ({"metrics": {"acc"}}, "'valid_dataset' must be given with 'metrics', but got None"),
         ({"eval_every": 9}, "'valid_dataset' must be given with 'eval_every', but got None"),
         ({"valid_dataset": [], "eval_every": 0}, "'eval_every' must be an int >= 1, but got 0"),
         ({"initial_epoch": 2}, "'initial_epoch' must be an int >= 0 and < 2, the last epoch, but got 2"),
-        ({"initial_epoch": True}, "'initial_epoch' must be an int"),
         ({"valid_dataset": [], "metrics": ["acc"]}, "'metrics' must be None, dict or set"),
         ({"valid_dataset": []}, "'valid_dataset' must be one that yields batches, but got none"),
-        ({"valid_dataset": 3}, "'valid_dataset' must be a dataset, or an iterable of batches, but got int"),
-        ({"valid_dataset": [("a",)]}, "'valid_dataset' must be one that yields batches of numbers"),
         ({"valid_dataset": [data()[0][:1]]}, "'valid_dataset' must be one that yields 2 columns"),
         (
             {"valid_dataset": (batch for batch in data())},

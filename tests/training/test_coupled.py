@@ -120,15 +120,6 @@ def test_batch_norm_statistics_are_updated_once_per_micro_batch(rng):
 
 
 @pytest.mark.host
-def test_float16_representations_are_cast_to_float32(rng):
-    network = Towers().to_float(ms.float16)
-    found, loss = gradients_and_loss(
-        network, CoupledLoss(info_nce), pairs(rng), 3, network.trainable_params(), inputs=2
-    )
-    assert all(array.dtype == np.float32 and np.isfinite(array).all() for array in found) and np.isfinite(loss)
-
-
-@pytest.mark.host
 def test_nonfinite_window_is_skipped(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4, 4))
     data[1] = (data[1][0] * float("nan"), data[1][1])
@@ -241,14 +232,14 @@ def using_the_networks(rng, how):
     def with_scale(scale, rows, labels):
         return triplets(rows * scale, labels)
 
-    ways = {"a function": scaled, "one that it calls": calling, "a method": Losses(network).scaled}
+    ways = {"one that it calls": calling, "a method": Losses(network).scaled}
     ways["an argument"] = partial(with_scale, network.scale)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     model = GradientAccumulation(network.tower, CoupledLoss(ways[how]), optimizer)
     model.train_process(1, labelled(rng), 3, report=(), ckpt_path=None)
 
 
-@pytest.mark.parametrize("how", ["a function", "one that it calls", "a method", "an argument"])
+@pytest.mark.parametrize("how", ["one that it calls", "a method", "an argument"])
 def test_loss_function_that_uses_trained_parameters_is_rejected(how, rng):
     with pytest.raises(
         ValueError, match="'loss_fn' must be a Cell .*but got a function that uses '(network|argument 0)'"

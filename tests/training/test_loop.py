@@ -64,14 +64,6 @@ def test_nothing_is_saved_after_error(tmp_path):
     program.train(tmp_path)  # the folder is free again
 
 
-@pytest.mark.slow
-@pytest.mark.host
-def test_finished_loop_resumes_with_more_epochs(tmp_path):
-    UserProgram().train(tmp_path, epochs=1)
-    program = UserProgram().train(tmp_path, epochs=2)
-    assert program.resumed_at == (2, 0) and program.accumulator.updates == 6
-
-
 @pytest.mark.host
 @pytest.mark.parametrize(
     ("settings", "message"),
@@ -115,15 +107,6 @@ def test_sums_of_an_open_window_are_not_those_of_other_settings(options, tmp_pat
     name = next(iter(options))
     with pytest.raises(CheckpointError, match=f"1 micro-batch of an open window, whose sums do not fit: {name} was"):
         UserProgram(**options).train(tmp_path, allow_config_change=True)
-
-
-@pytest.mark.slow
-@pytest.mark.host
-def test_window_size_changes_with_allow_config_change(tmp_path):
-    with pytest.raises(Stopped):
-        UserProgram().train(tmp_path, stop=stop_after(4))
-    program = UserProgram(window=4).train(tmp_path, allow_config_change=True)
-    assert program.accumulator.accumulate_step == 4 and program.accumulator.updates == 4
 
 
 @pytest.mark.host

@@ -15,11 +15,30 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from ms_accum.training.callbacks import UNKNOWN, Callbacks
+from ms_accum import UpdateRecord
+from ms_accum.training.callbacks import UNKNOWN, Callbacks, RunArguments
 from ms_accum.training.progress import Bar, Lines, progress
-from update_records import facts_of, record, tell
 
 NAN = float("nan")
+
+
+def record(update=1, *, epoch=1, loss=0.5, skipped=False, **others):
+    norm = float("nan") if skipped else 1.5
+    values = {"step": update, "lr": 0.25, "grad_norm": norm, "samples": 128, "seconds": 0.125, **others}
+    return UpdateRecord(epoch=epoch, update=update, loss=loss, skipped=skipped, **values)
+
+
+def facts_of(**facts):
+    numbers = {"batch_num": 1, "cur_step_num": 0, "cur_epoch_num": 1, "epoch_num": 1, "initial_epoch": 0}
+    return RunArguments({**numbers, **facts})
+
+
+def tell(reporter, *records, updates=None, **facts):
+    """Do what the driver does."""
+    with Callbacks([reporter], facts_of(**facts)) as calls:
+        calls("on_train_begin", planned=updates)
+        for entry in records:
+            calls.step_end(entry)
 
 
 # Lines
@@ -117,32 +136,12 @@ def frames(text):
     return [frame.strip() for frame in re.split(r"[\r\n]+", text) if frame.strip()]
 
 
-def test_progress_prints_lines_without_terminal(capsys):
-    assert isinstance(progress(), Lines)
-
-
 def test_bar_shows_progress_of_run():
     text = drawn(*(record(n, epoch=1 + n // 7, loss=1 / n) for n in range(1, 13)), updates=12, epoch_num=2)
     first, *_, last = frames(text)
     assert first.startswith("0%|") and " 0/12 " in first
     assert last.startswith("epoch 2/2 100%|█") and " 12/12 [" in last and len(last) <= 80 and text.endswith("\n")
     assert last.endswith("loss 0.0833, lr 0.25, 1,024 rows/s]")
-
-
-@pytest.mark.parametrize("columns", [0, 80])
-def test_bar_on_terminal_that_reports_no_height(columns):
-    last = frames(drawn(record(1), record(2), updates=2, size=(0, columns)))[-1]
-    assert " 2/2 [" in last and len(last) <= 80
-
-
-def test_output_after_run_is_below_bar(capsys):
-    bar = Bar()
-    with Callbacks([bar], facts_of()) as calls:
-        calls("on_train_begin", planned=1)
-        calls.step_end(record(1))
-        calls("on_train_end", stopped=False)
-        print("saved")
-    assert capsys.readouterr().out.endswith("\nsaved\n")
 
 
 def test_bar_counts_updates_if_total_is_unknown():
@@ -185,12 +184,3 @@ def test_bar_of_resumed_run_continues():
     text = frames(drawn(record(371), updates=4320, cur_step_num=370))
     assert text[0].startswith("8%|") and " 370/4690 " in text[0] and " 371/4690 " in text[-1]
     assert frames(drawn(record(371), cur_step_num=370))[-1].startswith("epoch 1/1 371 updates [")
-
-
-def test_remaining_time_of_resumed_run_counts_only_its_windows(capsys):
-    bar = Bar()
-    with Callbacks([bar], facts_of(cur_step_num=370)) as calls:
-        calls("on_train_begin", planned=4320)
-        calls.step_end(record(371))
-        known = bar._bar.format_dict
-    assert (known["initial"], known["n"], known["total"]) == (370, 371, 4690)  # tqdm divides n - initial by the time

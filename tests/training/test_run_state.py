@@ -58,12 +58,8 @@ MAKE = {
     "NAdam": optim.NAdam,
     "ASGD": lambda p, lr: optim.ASGD(p, lr, t0=2.0),
     "experimental SGD": lambda p, lr: optim.SGD(p, lr, momentum=0.9),
-    "Adamax": optim.Adamax,
     "RAdam": optim.RAdam,
     "Rprop": optim.Rprop,
-    "Adadelta": optim.Adadelta,
-    "Adagrad": optim.Adagrad,
-    "RMSprop": optim.RMSprop,
 }
 
 
@@ -74,28 +70,6 @@ def test_resumed_run_equals_uninterrupted_run(name, tmp_path):
     first = run(MAKE[name], tmp_path, stop=12, config={"note": 1})
     resumed = run(MAKE[name], tmp_path, config={"note": 2}, allow_config_change=True)
     assert resumed == expected != first
-
-
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("SGD", {"learning_rate", "momentum"}),
-        ("Momentum in groups", {"learning_rate", "learning_rate_group_0", "momentum"}),
-        ("Adam", {"learning_rate"}),
-        ("experimental SGD", {"learning_rate_group_0"}),
-    ],
-)
-def test_settings_by_optimizer(name, settings):
-    network = Following()
-    parameters = trained_parameters(network, MAKE[name](network.trainable_params(), 0.1))
-    assert {key for key in parameters if key.startswith("setting.")} == {f"setting.{key}" for key in settings}
-
-
-def test_moments_of_mint_optimizer_are_no_settings():
-    network = nn.Dense(6, 3)
-    parameters = trained_parameters(network, mint.optim.SGD(network.trainable_params(), 0.1, momentum=0.9))
-    moments = [name for name in parameters if "momentum" in name]
-    assert moments and not any(name.startswith("setting.") for name in moments)
 
 
 @pytest.mark.parametrize("reverse", [False, True])

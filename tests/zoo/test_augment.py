@@ -50,17 +50,3 @@ def test_moves_do_not_depend_on_batch_size_or_shards(folder, batch_size, num_sha
     for _ in range(2):
         parts = [row for shard in shards for row in rows_of(shard)]
         assert sorted(parts) == sorted(rows_of(complete))
-
-
-def test_moves_after_setting_epoch(folder):
-    dataset = cifar10(folder)
-    epochs = [rows_of(dataset) for _ in range(4)]
-    resumed = cifar10(folder)
-    resumed.source.begin_with_epoch(2)
-    assert [rows_of(resumed), rows_of(resumed)] == epochs[2:]
-
-
-def test_passes_of_one_epoch_have_different_moves(folder):
-    once, twice = cifar10(folder), cifar10(folder, repeat_size=2)
-    assert rows_of(twice) == rows_of(once) + rows_of(once)
-    assert cifar10(folder).source[0][0].flags["C_CONTIGUOUS"]

@@ -58,13 +58,6 @@ def test_epoch_can_be_set(folder):
         dataset.source.begin_with_epoch(-1)
 
 
-def test_dataset_size_does_not_advance_epoch(folder):
-    dataset = create_dataset(folder, 8)
-    assert (dataset.get_dataset_size(), len(dataset), dataset.get_batch_size()) == (8, 8, 8)
-    dataset.get_col_names()
-    assert dataset.source.next_epoch == 0
-
-
 @pytest.mark.parametrize(("global_seed", "meant"), [(None, 0), (5, 5)])
 def test_seed_defaults_to_mindspore_seed_or_zero(folder, monkeypatch, global_seed, meant):
     # MindSpore can set a seed, but not unset one.
@@ -96,9 +89,3 @@ def test_all_shards_have_same_number_of_batches(batch_size, rows, shards):
     labels = [[source[number][1] for number in range(len(source))] for source in sources]
     assert all(len(batch) for shard in labels for batch in shard)
     assert sorted(np.concatenate([batch for shard in labels for batch in shard])) == list(range(rows))
-
-
-def test_batches_are_contiguous():
-    image, label = create_dataset(image_size=28).source[0]
-    assert image.strides == (4 * 784, 4 * 784, 4 * 28, 4)
-    assert image.flags["C_CONTIGUOUS"] and label.flags["C_CONTIGUOUS"]

@@ -58,7 +58,6 @@ def test_training_split_is_five_files_in_order(folder):
 
 
 DAMAGED = {
-    "empty": (b"", "but got 0 bytes"),
     "a byte too few": (bytes(20 * RECORD - 1), "but got 61459 bytes"),
     "a record too few": (bytes(19 * RECORD), "same number of records as 'data_batch_1.bin', 20, but got 19"),
     "a label of CIFAR-100": (bytes(7 * RECORD) + b"\x0a" + bytes(13 * RECORD - 1), "but got label 10 in row 7"),

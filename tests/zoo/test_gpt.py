@@ -73,9 +73,6 @@ def test_gpt_equals_numpy_reference(rng):
     ("make", "error", "message"),
     [
         (lambda: GPT(0), ValueError, "'vocab_size' must be an int >= 1, but got 0"),
-        (lambda: GPT("a"), TypeError, "'vocab_size' must be an int >= 1, but got type str"),
-        (lambda: GPT(5, layers=0), ValueError, "'layers' must be an int >= 1"),
-        (lambda: GPT(5, context=0), ValueError, "'context' must be"),
         (lambda: GPT(5, width=10, heads=4), ValueError, "'width' must be a multiple of 4 heads, but got 10"),
         (lambda: GPT(5, context=4)(ops.zeros((2, 5), ms.int32)), ValueError, "at most 4 per row, but got 5"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import os
 import struct
 
@@ -59,12 +58,9 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 GOOD_IMAGES, GOOD_LABELS = idx_images(make_digits(64, 0)[0]), idx_labels(make_digits(64, 0)[1])
 DAMAGE = {
     "empty": (IMAGES, b"", "begins with 0x,"[:-1]),
-    "cut header": (IMAGES, GOOD_IMAGES[:9], "begins with 0x00000803"),
     "short images": (IMAGES, GOOD_IMAGES[:-1], "50175 bytes after the header"),
     "trailing label": (LABELS, GOOD_LABELS + b"x", "65 bytes after the header"),
     "wrong magic": (IMAGES, b"PK\x03\x04" + GOOD_IMAGES[4:], "begins with 0x504b0304"),
-    "images for labels": (LABELS, GOOD_IMAGES, "be an IDX file of labels"),
-    "gzip": (IMAGES, gzip.compress(GOOD_IMAGES), "begins with 0x1f8b"),
     "fewer labels": (
         LABELS,
         idx_labels(np.zeros(63)),
@@ -74,7 +70,6 @@ DAMAGE = {
     "2**32-1 images": (IMAGES, struct.pack(">4I", 2051, 2**32 - 1, 28, 28) + GOOD_IMAGES[16:], "4294967295 images"),
     "no images": (IMAGES, struct.pack(">4I", 2051, 0, 28, 28), "and at least one"),
     "label 10": (LABELS, GOOD_LABELS[:-1] + b"\x0a", "from 0 to 9, but got label 10 in row 63"),
-    "label 200": (LABELS, GOOD_LABELS[:8] + b"\xc8" + GOOD_LABELS[9:], "label 200 in row 0"),
 }
 
 
@@ -97,18 +92,6 @@ def test_file_of_any_size_is_rejected_before_it_is_read(folder):
     os.truncate(path, 8 + 2**32 - 1)  # sparse, with as many labels as its header says
     with pytest.raises(DataError, match=r"at least one, at most 1,000,000, but got 4294967295 bytes"):
         create_dataset(folder, 16, usage="train")
-
-
-def test_every_truncation_is_rejected(tmp_path):
-    folder = write_mnist(tmp_path, train=2, test=0, layout="flat")
-    for name in (IMAGES, LABELS):
-        content = (folder / name).read_bytes()
-        for length in (*range(min(len(content), 40)), len(content) - 1):
-            (folder / name).write_bytes(content[:length])
-            with pytest.raises(DataError, match=name):
-                create_dataset(folder, 1)
-        (folder / name).write_bytes(content)
-    assert create_dataset(folder, 1).get_dataset_size() == 2
 
 
 @pytest.mark.parametrize("missing", ["a label file", "a split", "everything", "the folder", "a folder: it is a file"])

@@ -88,66 +88,12 @@ def _lenet5(image, weights):
     return x
 
 
-def convolve(x, weight, stride=1):
-    """Compute a convolution that keeps the image's size but for its stride."""
-    around = weight.shape[-1] // 2
-    x = np.pad(x, ((0, 0), (0, 0), (around, around), (around, around)))
-    windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
-    return np.tensordot(windows, weight, axes=((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
-
-
-def test_resnet18_equals_numpy_reference():
-    net, random = ResNet18().set_train(False), np.random.RandomState(1)
-    for name, parameter in net.parameters_dict().items():
-        if "bn" in name or "downsample.1" in name:  # or every layer would multiply by 1 and add 0
-            parameter.set_data(ms.Tensor(random.uniform(0.5, 1.5, parameter.shape).astype(np.float32)))
-    image = random.randn(1, 3, 32, 32).astype(np.float32)
-    weights = {name: parameter.asnumpy() for name, parameter in net.parameters_dict().items()}
-    actual = net(ms.Tensor(image)).asnumpy()
-    expected = _resnet18_of(image, weights)
-    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
-
-
-def _resnet18_of(image, weights):
-    """Compute ResNet-18 in NumPy, as it is when it does not train."""
-
-    def layer(x, name, stride=1):
-        return convolve(x, weights[f"{name}.weight"], stride)
-
-    def normalize(x, name):
-        mean, variance, gamma, beta = (weights[key].reshape(-1, 1, 1) for key in _batch_norm(name, 0))
-        return (x - mean) / np.sqrt(variance + 1e-5) * gamma + beta
-
-    x = np.maximum(normalize(layer(image.astype(np.float64), "conv1"), "bn1"), 0)
-    for name in [f"layer{stage}.{block}" for stage in (1, 2, 3, 4) for block in (0, 1)]:
-        changes = f"{name}.downsample.0.weight" in weights
-        stride = 2 if changes else 1
-        inner = np.maximum(normalize(layer(x, f"{name}.conv1", stride), f"{name}.bn1"), 0)
-        if changes:
-            x = normalize(layer(x, f"{name}.downsample.0", stride), f"{name}.downsample.1")
-        x = np.maximum(normalize(layer(inner, f"{name}.conv2"), f"{name}.bn2") + x, 0)
-    return x.mean((2, 3)) @ weights["fc.weight"].T + weights["fc.bias"]
-
-
-def test_resnet18_uses_he_initialization():
-    ms.set_seed(1)
-    for name, parameter in ResNet18().parameters_dict().items():
-        if parameter.ndim == 4 and parameter.size > 10_000:
-            channels, _, kernel, _ = parameter.shape
-            expected = (2 / (channels * kernel**2)) ** 0.5
-            assert abs(parameter.asnumpy().std() / expected - 1) < 0.03, name
-
-
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
         (lambda: LeNet5(0), ValueError, "'num_class' must be an int >= 1, but got 0"),
-        (lambda: LeNet5(num_channel=-1), ValueError, "For 'LeNet5', 'num_channel' must be"),
-        (lambda: LeNet5("10"), TypeError, "'num_class' must be an int >= 1, but got type str"),
         (lambda: MLP(True), TypeError, "For 'MLP', 'num_class' must be"),
-        (lambda: MLP(2.0), TypeError, "but got type float"),
         (lambda: ResNet18(0), ValueError, "For 'ResNet18', 'num_class' must be an int >= 1, but got 0"),
-        (lambda: ResNet18(None), TypeError, "but got type NoneType"),
     ],
 )
 def test_invalid_arguments_are_rejected(make, error, message):

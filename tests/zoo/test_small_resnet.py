@@ -6,11 +6,8 @@ import mindspore as ms
 import numpy as np
 import pytest
 from mindspore import Tensor
-from test_model_zoo import convolve
 
 from model_zoo import SmallResNet
-
-GAIN = (2 / (1 - 1 / np.pi)) ** 0.5
 
 
 def network(norm="none"):
@@ -41,6 +38,14 @@ def standardized(weight):
     return rows.reshape(weight.shape)
 
 
+def convolve(x, weight, stride=1):
+    """Compute a convolution that keeps the image's size but for its stride."""
+    around = weight.shape[-1] // 2
+    x = np.pad(x, ((0, 0), (0, 0), (around, around), (around, around)))
+    windows = np.lib.stride_tricks.sliding_window_view(x, weight.shape[2:], axis=(2, 3))[:, :, ::stride, ::stride]
+    return np.tensordot(windows, weight, axes=((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
+
+
 def by_numpy(x, weights):
     def layer(x, name, stride=1):
         weight = standardized(weights[f"{name}.weight"]) * weights[f"{name}.gain"].reshape(-1, 1, 1, 1)
@@ -53,11 +58,6 @@ def by_numpy(x, weights):
         inner = layer(np.maximum(layer(x, f"{block}.first"), 0), f"{block}.second")
         x = np.maximum(x + inner, 0)
     return x.mean((2, 3)) @ weights["head.weight"].T + weights["head.bias"]
-
-
-def test_first_layer_keeps_variance(rng):
-    net, (x, _) = SmallResNet(), images(rng, 64)
-    assert net.stages[0](x).asnumpy().std() == pytest.approx(GAIN, rel=0.1)
 
 
 def test_invalid_norm_is_rejected():
