@@ -13,6 +13,8 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 from mindspore.train import get_metric_fn
 
+from . import _NEWEST
+
 try:
     from mindspore.train.checkpoint_pb2 import Checkpoint
 except ImportError:
@@ -75,7 +77,7 @@ def set_synchronous(value: bool) -> bool:
 def _raise_missing(name: str, purpose: str) -> NoReturn:
     raise RuntimeError(
         f"For 'ms_accum', MindSpore must have '{name}', to {purpose}, but MindSpore {ms.__version__} has not. "
-        "Use a version that the README names."
+        f"Use MindSpore 2.7.2 to {_NEWEST}."
     )
 
 

@@ -19,6 +19,7 @@ from mindspore.train import Accuracy
 from helpers import batches, cross_entropy
 from ms_accum import GradientAccumulation
 from ms_accum.engine import native_update
+from ms_accum.loss import known_losses
 from ms_accum.network import private
 from ms_accum.network.compiled import Compiled
 from ms_accum.saving import model_file
@@ -208,6 +209,14 @@ def test_marks_that_are_gone_are_taken_for_the_usual():
     cell = SimpleNamespace()
     assert private.amp_level(cell) is None and private.runs_on_device(cell)
     assert not private.is_list_of_rates(cell) and not private.is_jit_class(SimpleNamespace)
+
+
+def test_graph_without_isconstant_checks_no_shapes(monkeypatch, rng):
+    missing = without(monkeypatch, "mindspore.ops.functional", "isconstant")
+    monkeypatch.setattr(known_losses, "isconstant", missing.isconstant)
+    network = nn.Dense(6, 3)
+    model = GradientAccumulation(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1), check="off")
+    assert np.isfinite(model.train_process(1, batches(rng, [4, 4]), mini_steps=2)[0].loss)
 
 
 class Twice(Compiled):
