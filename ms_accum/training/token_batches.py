@@ -45,8 +45,8 @@ class TokenBatches:
         shapes (int): the most shapes of micro-batches. Default: 4.
         lengths (Optional[Sequence[int]]): the lengths of all samples, in any order. Default: ``None``, the samples are
             read once to find them.
-        longest (Optional[int]): the positions of a sample that are used; the rest is cut off. Default: ``None``, a
-            sample with more than `tokens` is an error.
+        longest (Optional[int]): the positions of a sample that are used; the rest is cut off. No row is longer, so give
+            the most that the network takes. Default: ``None``, a sample with more than `tokens` is an error.
         seed (Optional[int]): shuffles a list with this seed, in each epoch otherwise. Default: ``None``, samples are
             taken as they come, which for a dataset of MindSpore's may be another order in each epoch.
 
@@ -103,7 +103,7 @@ class TokenBatches:
         found = np.array([self._used(number, length, most) for number, length in enumerate(lengths)], np.int64)
         if not found.size:
             _check.raise_invalid(ValueError, _OWNER, "samples", "samples", "none")
-        self.shapes = shapes_of(found, most, _check.positive_int(_OWNER, "shapes", shapes))
+        self.shapes = shapes_of(found, most, _check.positive_int(_OWNER, "shapes", shapes), longest)
         """list[Shape], the shapes of micro-batches, from the shortest rows to the longest."""
         kinds = self._kind(found).tolist()
         sizes = [shape.rows * shape.positions for shape, _ in packed(zip(kinds, kinds), self.shapes)]
@@ -175,9 +175,9 @@ class TokenBatches:
             self._rows_of_dataset = rows
 
 
-def shapes_of(lengths: np.ndarray, tokens: int, most: int) -> list[Shape]:
+def shapes_of(lengths: np.ndarray, tokens: int, most: int, longest: int | None = None) -> list[Shape]:
     """Return at most this number of shapes with which samples of these lengths need the fewest positions."""
-    rounded = np.minimum(-(-lengths // _MULTIPLE) * _MULTIPLE, tokens)
+    rounded = np.minimum(-(-lengths // _MULTIPLE) * _MULTIPLE, longest or tokens)
     positions, counts = np.unique(rounded, return_counts=True)
     before = np.concatenate(([0], np.cumsum(counts)))
     # Of the fewest positions for the shortest samples with one shape, with two, ...: the last shape ends with length j,
