@@ -93,7 +93,9 @@ class TokenBatches:
         if seed is not None and (not self._is_list or _check.count(_OWNER, "seed", seed) < 0):
             remedy = "Shuffle where the samples come from."
             _check.raise_invalid(ValueError, _OWNER, "seed", "None unless 'samples' is a list", seed, remedy)
-        self._samples, self._seed, self._longest = samples, seed, longest
+        self._seed, self._longest = seed, longest
+        self.samples = samples
+        """Union[Sequence, Iterable, Dataset], the samples."""
         self._columns = _Columns(pad, sequences)
         self._rows_of_dataset: Iterator | None = None
         self.next_epoch = 0
@@ -152,24 +154,24 @@ class TokenBatches:
     def _read(self, *, shuffles: bool) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
         """Yield the samples of an epoch with their numbers."""
         if self._is_list:
-            numbers = np.arange(len(self._samples))
+            numbers = np.arange(len(self.samples))
             if shuffles and self._seed is not None:
-                numbers = np.random.default_rng([self._seed, self.next_epoch]).permutation(len(self._samples))
+                numbers = np.random.default_rng([self._seed, self.next_epoch]).permutation(len(self.samples))
             self.next_epoch += shuffles
-            yield from ((int(number), self._columns.of(int(number), self._samples[int(number)])) for number in numbers)
+            yield from ((int(number), self._columns.of(int(number), self.samples[int(number)])) for number in numbers)
             return
         for number, sample in enumerate(self._samples_of_epoch(shuffles)):
             yield number, self._columns.of(number, sample)
 
     def _samples_of_epoch(self, shuffles: bool) -> Iterator[Any]:
         """Yield samples: of a dataset by one iterator for all epochs, as a new one would repeat the first order."""
-        if not hasattr(self._samples, "create_tuple_iterator"):
-            yield from self._samples
+        if not hasattr(self.samples, "create_tuple_iterator"):
+            yield from self.samples
             return
         options = {"output_numpy": True, "num_epochs": -1 if shuffles else 1}
         rows, self._rows_of_dataset = self._rows_of_dataset, None
         if rows is None or not shuffles:
-            rows = self._samples.create_tuple_iterator(**options)
+            rows = self.samples.create_tuple_iterator(**options)
         yield from map(tuple, rows)
         if shuffles:  # an epoch that is not read to its end begins anew
             self._rows_of_dataset = rows
