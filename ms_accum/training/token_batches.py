@@ -102,9 +102,13 @@ class TokenBatches:
         """int, the number of the epoch that is read next, on which the order of a list depends."""
         if lengths is None:
             lengths = [self._length(number, columns) for number, columns in self._read(shuffles=False)]
+        elif self._is_list and len(lengths) != len(samples):
+            _check.raise_invalid(ValueError, _OWNER, "lengths", f"{len(samples)} numbers, one a sample", len(lengths))
         found = np.array([self._used(number, length, most) for number, length in enumerate(lengths)], np.int64)
         if not found.size:
             _check.raise_invalid(ValueError, _OWNER, "samples", "samples", "none")
+        if found.min() < 1:  # those that were given; samples without positions are found when they are read
+            _check.raise_invalid(ValueError, _OWNER, "lengths", "numbers >= 1", int(found.min()))
         self.shapes = shapes_of(found, most, _check.positive_int(_OWNER, "shapes", shapes), longest)
         """list[Shape], the shapes of micro-batches, from the shortest rows to the longest."""
         kinds = self._kind(found).tolist()

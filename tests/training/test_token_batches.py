@@ -125,6 +125,8 @@ def test_longer_samples_are_cut_if_asked():
         ([[1]], {"longest": 9}, "'longest' must be at most 8, as 'tokens', but got 9"),
         ([[1]], {"pad": (0, 1)}, "'pad' must be a number, or one for each of the 1 column of a sample, but got"),
         ([[1]], {"sequences": [1]}, "'sequences' must be columns with positions, of 1, but got .1."),
+        ([[1], [2]], {"lengths": [1]}, "'lengths' must be 2 numbers, one a sample, but got 1"),
+        ([[1], [2]], {"lengths": [1, 0]}, "'lengths' must be numbers >= 1, but got 0"),
         ([3], {}, "'sequences' must be columns with positions, of 1, but got .."),
         ((row for row in [[1]]), {}, "'samples' must be a list, a dataset, or an object whose '__iter__' starts anew"),
         ({(1,)}, {"seed": 1}, "'seed' must be None unless 'samples' is a list, but got 1"),
