@@ -61,12 +61,12 @@ class TokenBatches:
     Examples:
         >>> import numpy as np
         >>> from ms_accum import TokenBatches
-        >>> sentences = [np.arange(1, length + 1) for length in (3, 9, 5, 30, 8, 7, 12)]
+        >>> sentences = [np.arange(1, length + 1) for length in (3, 9, 5, 30, 8, 7, 12, 14)]
         >>> batches = TokenBatches(sentences, tokens=32, shapes=2)
         >>> batches.shapes, len(batches)
-        ([Shape(rows=2, positions=16), Shape(rows=1, positions=32)], 4)
+        ([Shape(rows=2, positions=16), Shape(rows=1, positions=32)], 5)
         >>> [batch.shape for (batch,) in batches]
-        [(2, 16), (2, 16), (1, 32), (2, 16)]
+        [(2, 16), (1, 32), (2, 16), (2, 16), (2, 16)]
     """
 
     def __init__(
