@@ -109,7 +109,7 @@ class Text:
             options["tokens"] = tokens if usage == "train" else max(context, most)
         create = create_text_dataset if tokens is None else _in_token_batches
         data = _loaded(create, self._args, usage, rows, group, **options)
-        self._vocabulary = samples_of(data).data.vocabulary.characters
+        self._vocabulary = source_of(data).data.vocabulary.characters
         return data
 
     @property
@@ -217,12 +217,12 @@ def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group:
 
 def facts_of(data: Any) -> dict[str, Any]:
     """Return what must be equal when a run is resumed, for the data sets of `model_zoo`."""
-    samples = samples_of(data)
-    return {"rows": samples.rows, "data": samples.fingerprint}
+    source = source_of(data)
+    return {"rows": source.rows, "data": source.fingerprint}
 
 
-def samples_of(data: Any) -> Any:
-    """Return the samples of a data set: what makes its batches, or those that were packed."""
+def source_of(data: Any) -> Any:
+    """Return the source of a data set: what makes its batches, or the samples that were packed."""
     return data.samples if isinstance(data, TokenBatches) else data.source
 
 
