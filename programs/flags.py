@@ -99,8 +99,7 @@ TRAINING = {
     "batch_size": Flag(COUNT, "rows of a micro-batch (default: by data set)"),
     "mini_steps": Flag(
         WINDOWS,
-        "micro-batches in a window; 0:1,100:4 makes windows of 1, and of 4 from update 100",
-        "4",
+        "micro-batches in a window; 0:1,100:4 makes windows of 1, and of 4 from update 100 (default: 4)",
         others=("accumulate_step", "gradient_accumulation_steps"),
     ),
     "tail": Flag(TAILS, "a last, shorter window: update with it, continue it in the next epoch, or drop it", "flush"),
@@ -120,7 +119,9 @@ TRAINING = {
     "save_every": Flag(INTERVAL, "save the training state so often, and at the end, a signal or an error", "10min"),
     "resume": Flag(None, "continue the run in --output_dir, by default the newest in runs/, with its flags", False),
 }
-IN_FILES = {**dict.fromkeys(SIZES, Flag(SIZE)), "beta2": Flag(BETA), "min_lr": Flag(POSITIVE)}
+LENGTHS = {"tokens": Flag(SIZE), "window_weight": Flag(COUNT)}
+"""dict[str, Flag], for lines of different lengths: the most positions of a micro-batch, and the tokens of a window."""
+IN_FILES = {**dict.fromkeys(SIZES, Flag(SIZE)), **LENGTHS, "beta2": Flag(BETA), "min_lr": Flag(POSITIVE)}
 """dict[str, Flag], what only a file of flags has: the sizes of a network that takes text, details of its recipe."""
 EVALUATION = {
     "ckpt_path": Flag(PATH, "the model (default: that of the newest run in runs/)"),
@@ -128,7 +129,7 @@ EVALUATION = {
     "report": Flag(PATH, "also write results by class and the confusion matrix into this folder"),
 }
 RECORD = {"model": DATA["model"], "dataset": DATA["dataset"], "amp": TRAINING["amp"]}
-"""dict[str, Flag], what is in the record beside a model; for text also `SIZES` and the vocabulary."""
+"""dict[str, Flag], what is in the record beside a model; for text also `SIZES`, the vocabulary and `tokens`."""
 ONE_START = ("config", "debug", "download", "output_dir", "resume")
 """tuple, the flags that a resumed run does not take from the run that it continues."""
 MAY_CHANGE = ("ckpt_path", "data_path", "device_target", "epochs", "eval_every", "max_updates", "save_every")
@@ -197,7 +198,7 @@ def training_flags(argv: Sequence[str]) -> argparse.Namespace:
     _fill_in(args)
     args.saved = {name: value for name, value in vars(args).items() if name not in ONE_START and value is not None}
     args.fixed = {name: value for name, value in args.saved.items() if name not in MAY_CHANGE}
-    args.mini_steps = sizes_of(args.mini_steps)
+    args.mini_steps = None if args.mini_steps is None else sizes_of(args.mini_steps)
     return args
 
 
@@ -212,7 +213,7 @@ def evaluation_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser.add({**EVALUATION, **PROGRAM})
     path = model_to_evaluate(parser.parse_args(argv).ckpt_path)
     record = f"{path}.json"
-    known = {**RECORD, **{name: IN_FILES[name] for name in SIZES}, "vocabulary": Flag(TEXT)}
+    known = {**RECORD, **{name: IN_FILES[name] for name in (*SIZES, "tokens")}, "vocabulary": Flag(TEXT)}
     try:
         args = _in_file(record if os.path.isfile(record) else None, known)
     except FlagError as error:
@@ -257,12 +258,14 @@ def _fill_in(args: argparse.Namespace) -> None:
         raise FlagError("argument --download: needs --data_path, the folder to download mnist or cifar10 into")
     args.optimizer = args.optimizer or recipe.optimizer
     adaptive = args.optimizer in ADAPTIVE
-    for name in ("momentum" if adaptive else "beta2", *(() if recipe.text else SIZES)):
+    for name in ("momentum" if adaptive else "beta2", *(() if recipe.text else (*SIZES, *LENGTHS))):
         if getattr(args, name) is not None:
             raise FlagError(f"'{name}' must be left out: {args.model} by {args.optimizer} has none")
     lr, weight_decay = recipe.rates(args.optimizer)
-    defaults: dict[str, Any] = {"batch_size": recipe.batch_size, "lr": lr, "weight_decay": weight_decay}
-    defaults["epochs"] = recipe.epochs if args.max_updates is None else None
+    defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+    by_tokens = args.tokens is not None
+    defaults["batch_size"], defaults["mini_steps"] = (None, None) if by_tokens else (recipe.batch_size, "4")
+    defaults["epochs"] = recipe.epochs if args.max_updates is None or by_tokens else None
     defaults["momentum"] = None if adaptive else 0.9
     defaults.update(recipe.text or {})
     for name, value in defaults.items():
@@ -270,6 +273,21 @@ def _fill_in(args: argparse.Namespace) -> None:
             setattr(args, name, value)
     if args.min_lr is not None and (args.lr_decay == "none" or args.min_lr > args.lr):
         raise FlagError(f"'min_lr' needs --lr_decay, and must be <= {args.lr:g}, the --lr")
+    if by_tokens or args.window_weight is not None:
+        _check_lengths(args)
+
+
+def _check_lengths(args: argparse.Namespace) -> None:
+    """Check the flags for lines of different lengths: the number of updates is not known then."""
+    if None in (args.tokens, args.window_weight):
+        raise FlagError("'tokens' and 'window_weight' must be given together, or none of them")
+    if args.tokens < args.context:
+        raise FlagError(f"'tokens' must be >= {args.context}, the context, but got {args.tokens}")
+    for name, instead in {"batch_size": "tokens", "mini_steps": "window_weight"}.items():
+        if getattr(args, name) is not None:
+            raise FlagError(f"argument --{name}: must be left out with '{instead}'")
+    if args.max_updates is None and (args.lr_decay != "none" or args.warmup_updates):
+        raise FlagError("argument --max_updates: must be given with 'window_weight' and a learning rate that changes")
 
 
 # Files of flags
@@ -346,7 +364,12 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
-    """Return the epochs and the updates of a run with so many micro-batches in an epoch."""
+    """Return the epochs and the updates of a run with so many micro-batches in an epoch.
+
+    Windows by weight end the run with the first of both; the updates are then those of `max_updates`, or 0, unknown.
+    """
+    if args.window_weight is not None:
+        return args.epochs, args.max_updates or 0
     epochs = args.epochs or 1
     updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
     while args.epochs is None and updates < args.max_updates:
@@ -355,6 +378,13 @@ def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
     if args.max_updates is None:
         return epochs, updates
     return epochs + (args.epochs is None), min(updates, args.max_updates)  # one to spare: a skipped window is no update
+
+
+def window_of(args: argparse.Namespace) -> str:
+    """Return what a window is, in words."""
+    if args.window_weight is not None:
+        return f"tokens {args.window_weight}, positions of a micro-batch {args.tokens}"
+    return f"micro-batches {args.mini_steps}, rows of each {args.batch_size}"
 
 
 def learning_rate(args: argparse.Namespace, updates: int) -> Any:

@@ -1258,8 +1258,8 @@ FAULTS = {
     # Runs
     "other data with as many rows resume": Fault(
         "programs/tasks.py",
-        '{"rows": data.source.rows, "data": data.source.fingerprint}',
-        '{"rows": data.source.rows}',
+        '{"rows": source.rows, "data": source.fingerprint}',
+        '{"rows": source.rows}',
         "programs/test_flags.py::test_other_data_with_as_many_rows_are_told_apart",
     ),
     "AdamW that minimizes what is to be maximized": Fault(
@@ -1311,6 +1311,12 @@ FAULTS = {
         "[self._seed, self.next_epoch]",
         "[self._seed, 0]",
         "training/test_token_batches.py::test_each_sample_is_in_one_micro_batch_of_few_shapes",
+    ),
+    "rows are longer than what is used of a sample": Fault(
+        "training/token_batches.py",
+        "* _MULTIPLE, longest or tokens)",
+        "* _MULTIPLE, tokens)",
+        "training/test_token_batches.py::test_longer_samples_are_cut_if_asked",
     ),
     "shapes of equal steps": Fault(
         "training/token_batches.py",
