@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from programs.command import run
-from programs.flags import interval_of, learning_rate, length_of, training_flags, window_of
+from programs.flags import interval_of, learning_rate, length_of, mini_steps_of, training_flags, window_of
 
 
 def main(argv: Sequence[str]) -> None:
@@ -29,19 +29,22 @@ def main(argv: Sequence[str]) -> None:
     from programs.command import Signals, show, silence, use_device
     from programs.folder import open_folder, write_json
     from programs.metrics import Beginning, MetricsFile
-    from programs.tasks import download, facts_of, task_of
+    from programs.tasks import begin_with, download, facts_of, task_of
 
     device = use_device(args.device_target)
     download(args)  # yours: take it out
     group = own_group()  # of one process, unless a launcher has started several
     if group.rank != 0:
         silence()
+    args.mini_steps = mini_steps_of(args, group.size)  # by --effective_batch_size it depends on the processes
     ms.set_seed(args.seed)
 
     # The data: micro-batches of (image, label) or (tokens, next tokens), a part of them for each rank. The network.
     task = task_of(args)  # yours: take it out
     train, test = task.data("train", args.batch_size, group), task.data("test")  # yours
     network = task.network()  # yours; in mixed precision if --amp asks for it
+    if args.init_from is not None and not args.resume:  # the state of a resumed run has its weights
+        begin_with(network, args.init_from)
 
     # A run ends after so many epochs or updates. The learning rate is a number, or a list with one for each update.
     epochs, updates = length_of(args, len(train))
@@ -68,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
     folder = open_folder(args, group)  # from here on there are files
     show("task", task.title)  # yours
     show("model", f"{sum(p.size for p in parameters):,} parameters, on {device}, seed {args.seed}")
-    show("window", f"{window_of(args)}, ranks {group.size}")
+    show("window", window_of(args, group.size))
     show("optimizer", f"{kind_of(optimizer)}, learning rate at first {LearningRate(optimizer)():g}")
     show("run", f"epochs {epochs}, updates {f'{updates:,}' if updates else 'unknown'}, in {folder.path}")
 

@@ -35,11 +35,13 @@ class Interrupted(Exception):
 def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> int:
     """Run a program and return its exit code: 0, 2 for wrong flags, 128 + number after a signal, 1 for other errors.
 
-    An error is one line on stderr; `--debug` adds the traceback, and MindSpore's warnings.
+    An error is one line on stderr; `--debug` adds the traceback, and MindSpore's errors and warnings.
     """
     argv = sys.argv[1:] if argv is None else argv
     debug = "--debug" in argv
-    if not debug:
+    if debug:
+        os.environ["MS_ACCUM_DEBUG"] = "1"
+    else:
         os.environ.setdefault("GLOG_v", "3")  # MindSpore's errors only; it reads this when it is imported
         name = f"ME.mindspore.log.{os.getpid()}"
         logging.getLogger(name).addFilter(lambda record: False)  # what it logs before it raises an error

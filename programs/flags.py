@@ -14,7 +14,7 @@ from typing import Any, Callable, NamedTuple, NoReturn
 from model_zoo.models import MODELS
 from model_zoo.optimizers import OPTIMIZERS
 from model_zoo.recipes import ADAPTIVE, EMBEDDED, RECIPES, SIZES
-from ms_accum._check import one_line
+from ms_accum._check import one_line, quantity
 from ms_accum.saving.files import read_file
 from ms_accum.training.sizes import TAILS, Sizes, planned
 
@@ -83,7 +83,7 @@ class Flag(NamedTuple):
 
 PROGRAM = {
     "device_target": Flag(("auto", "CPU", "GPU", "Ascend"), "the device; auto is that of this MindSpore", "auto"),
-    "debug": Flag(None, "show tracebacks, and MindSpore's warnings", False),
+    "debug": Flag(None, "show tracebacks, and MindSpore's errors and warnings", False),
 }
 DATA = {
     "data_path": Flag(PATH, "folder of MNIST or CIFAR-10, or a text; without it small embedded data are used"),
@@ -96,11 +96,14 @@ TRAINING = {
     "epochs": Flag(COUNT, "passes over the data (default: by data set)", others=("epoch_size",)),
     "max_updates": Flag(COUNT, "end after N updates, also inside an epoch"),
     "seed": Flag(SEED, "seed of the weights, the order of the rows and the random crops", 1),
-    "batch_size": Flag(COUNT, "rows of a micro-batch (default: by data set)"),
+    "batch_size": Flag(COUNT, "rows of a micro-batch, on each rank (default: by data set)"),
     "mini_steps": Flag(
         WINDOWS,
         "micro-batches in a window; 0:1,100:4 makes windows of 1, and of 4 from update 100 (default: 4)",
         others=("accumulate_step", "gradient_accumulation_steps"),
+    ),
+    "effective_batch_size": Flag(
+        COUNT, "rows per update, of all ranks, instead of --mini_steps; a multiple of the ranks times --batch_size"
     ),
     "tail": Flag(TAILS, "a last, shorter window: update with it, continue it in the next epoch, or drop it", "flush"),
     "clip_norm": Flag(POSITIVE, "largest norm of a window's gradient (default: no limit)"),
@@ -115,8 +118,9 @@ TRAINING = {
     "lr_decay": Flag(("none", "linear", "cosine"), "how the rate falls after that, until the run ends", "none"),
     "eval_every": Flag(COUNT, "evaluate every N updates (default: after each epoch)"),
     "output_dir": Flag(PATH, "folder of the run (default: a new one, runs/001 and so on)"),
-    "ckpt_path": Flag(PATH, f"the model, .ckpt or .safetensors (default: {MODEL} in the folder of the run)"),
+    "ckpt_path": Flag(PATH, f"save the model there, .ckpt or .safetensors (default: {MODEL} in the folder of the run)"),
     "save_every": Flag(INTERVAL, "save the training state so often, and at the end, a signal or an error", "10min"),
+    "init_from": Flag(PATH, "begin with the weights of this model, .ckpt or .safetensors, such as to fine-tune it"),
     "resume": Flag(None, "continue the run in --output_dir, by default the newest in runs/, with its flags", False),
 }
 LENGTHS = {"tokens": Flag(SIZE), "window_weight": Flag(COUNT)}
@@ -130,6 +134,7 @@ EVALUATION = {
 }
 RECORD = {"model": DATA["model"], "dataset": DATA["dataset"], "amp": TRAINING["amp"]}
 """dict[str, Flag], what is in the record beside a model; for text also `SIZES`, the vocabulary and `tokens`."""
+_WINDOW = ("mini_steps", "effective_batch_size")  # one of them says how large a window is
 ONE_START = ("config", "debug", "download", "output_dir", "resume")
 """tuple, the flags that a resumed run does not take from the run that it continues."""
 MAY_CHANGE = ("ckpt_path", "data_path", "device_target", "epochs", "eval_every", "max_updates", "save_every")
@@ -148,7 +153,9 @@ OTHER_WORDS = {
     **dict.fromkeys(("clip_grad", "max_grad_norm"), "clip_norm"),
     **dict.fromkeys(("arch", "net", "network"), "model"),
     "learning_rate": "lr",
+    **dict.fromkeys(("finetune", "pretrained", "weights"), "init_from"),
     "max_steps": "max_updates",
+    **dict.fromkeys(("global_batch_size", "total_batch_size", "train_batch_size"), "effective_batch_size"),
     "data_dir": "data_path",
 }
 """dict[str, str], what flags are called elsewhere."""
@@ -189,6 +196,9 @@ def training_flags(argv: Sequence[str]) -> argparse.Namespace:
     given = parser.parse_args(argv)
     folder = resumed_folder(given.output_dir) if given.resume else None
     in_file = _in_file(given.config, IN_CONFIG) if folder is None else _of_run(folder)
+    for name, other in (_WINDOW, _WINDOW[::-1]):
+        if getattr(given, name) is not None:
+            setattr(in_file, other, None)
     args = parser.parse_args(argv, in_file)  # those of the command line override them
     if folder is not None:
         args.output_dir = folder
@@ -199,6 +209,7 @@ def training_flags(argv: Sequence[str]) -> argparse.Namespace:
     args.saved = {name: value for name, value in vars(args).items() if name not in ONE_START and value is not None}
     args.fixed = {name: value for name, value in args.saved.items() if name not in MAY_CHANGE}
     args.mini_steps = None if args.mini_steps is None else sizes_of(args.mini_steps)
+    args.mini_steps = mini_steps_of(args, 1)  # if this is an error, it is one on several ranks, too
     return args
 
 
@@ -264,13 +275,20 @@ def _fill_in(args: argparse.Namespace) -> None:
     lr, weight_decay = recipe.rates(args.optimizer)
     defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
     by_tokens = args.tokens is not None
-    defaults["batch_size"], defaults["mini_steps"] = (None, None) if by_tokens else (recipe.batch_size, "4")
+    defaults["batch_size"] = None if by_tokens else recipe.batch_size
     defaults["epochs"] = recipe.epochs if args.max_updates is None or by_tokens else None
     defaults["momentum"] = None if adaptive else 0.9
     defaults.update(recipe.text or {})
     for name, value in defaults.items():
         if getattr(args, name) is None:
             setattr(args, name, value)
+    if args.init_from is not None and not args.resume and not os.path.exists(args.init_from):
+        meant = "does not exist; where to save the model is --ckpt_path"
+        raise FlagError(f"argument --init_from: '{one_line(args.init_from)}' {meant}")
+    if args.mini_steps is not None and args.effective_batch_size is not None:
+        raise FlagError("argument --effective_batch_size: replaces --mini_steps, so give one of them")
+    if args.effective_batch_size is None and args.mini_steps is None and not by_tokens:
+        args.mini_steps = "4"
     if args.min_lr is not None and (args.lr_decay == "none" or args.min_lr > args.lr):
         raise FlagError(f"'min_lr' needs --lr_decay, and must be <= {args.lr:g}, the --lr")
     if by_tokens or args.window_weight is not None:
@@ -283,7 +301,8 @@ def _check_lengths(args: argparse.Namespace) -> None:
         raise FlagError("'tokens' and 'window_weight' must be given together, or none of them")
     if args.tokens < args.context:
         raise FlagError(f"'tokens' must be >= {args.context}, the context, but got {args.tokens}")
-    for name, instead in {"batch_size": "tokens", "mini_steps": "window_weight"}.items():
+    windows = dict.fromkeys(_WINDOW, "window_weight")
+    for name, instead in {"batch_size": "tokens", **windows}.items():
         if getattr(args, name) is not None:
             raise FlagError(f"argument --{name}: must be left out with '{instead}'")
     if args.max_updates is None and (args.lr_decay != "none" or args.warmup_updates):
@@ -380,11 +399,30 @@ def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
     return epochs + (args.epochs is None), min(updates, args.max_updates)  # one to spare: a skipped window is no update
 
 
-def window_of(args: argparse.Namespace) -> str:
-    """Return what a window is, in words."""
+def mini_steps_of(args: argparse.Namespace, ranks: int) -> int | dict[int, int]:
+    """Return the micro-batches in a window of each rank: a number, or numbers by their first update."""
+    if args.effective_batch_size is None:
+        return args.mini_steps
+    rows = args.batch_size * ranks
+    if args.effective_batch_size % rows:
+        what = "the --batch_size" if ranks == 1 else f"the --batch_size {args.batch_size} of {ranks} ranks"
+        fault = f"must be a multiple of {rows}, {what}, but got {args.effective_batch_size}"
+        raise FlagError(f"argument --effective_batch_size: {fault}")
+    return args.effective_batch_size // rows
+
+
+def window_of(args: argparse.Namespace, ranks: int) -> str:
+    """Return what a window is, in words, such as "128 rows per update (4 micro-batches of 32)"."""
     if args.window_weight is not None:
-        return f"tokens {args.window_weight}, positions of a micro-batch {args.tokens}"
-    return f"micro-batches {args.mini_steps}, rows of each {args.batch_size}"
+        return f"{args.window_weight:,} tokens per update (micro-batches of at most {args.tokens:,} positions)"
+    sizes = args.mini_steps if isinstance(args.mini_steps, dict) else {0: args.mini_steps}
+    each = f" of {args.batch_size:,}" + (f" on each of {ranks} ranks" if ranks > 1 else "")
+    parts = [
+        f"{size * args.batch_size * ranks:,} rows per update ({quantity(size, 'micro-batch')}{each})"
+        + (f" from update {update:,}" if update else "")
+        for update, size in sizes.items()
+    ]
+    return ", ".join(parts)
 
 
 def learning_rate(args: argparse.Namespace, updates: int) -> Any:

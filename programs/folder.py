@@ -95,7 +95,8 @@ def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
     for path in (os.path.join(folder.path, CONFIG), folder.metrics, folder.model):
         if os.path.isfile(path) and not args.resume:
             remedy = "give --resume to continue it, or another --output_dir or --ckpt_path, or remove it"
-            raise FlagError(f"'{path}' is of another run: {remedy}")
+            meant = "; or did you mean --init_from, to begin with its weights?" if path == args.ckpt_path else ""
+            raise FlagError(f"'{path}' is of another run: {remedy}{meant}")
     return locks
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import json
 import math
 import os
 import shutil
@@ -23,15 +24,16 @@ from model_zoo.gpt import sizes_of
 from model_zoo.next_token import LossOfTokens, count_targets
 from model_zoo.recipes import SIZES
 from ms_accum import Group, TokenBatches, evaluate
+from ms_accum._check import one_line
 from ms_accum.network.training_mode import training_mode
 from ms_accum.ranks.group import comes_first
-from ms_accum.saving.files import write_bytes, write_whole
-from ms_accum.saving.model_file import CheckpointError, kinds_in
-from ms_accum.saving.training_state import kinds_of_arrays
+from ms_accum.saving.files import read_file, write_bytes, write_whole
+from ms_accum.saving.model_file import CheckpointError, kinds_in, load_common
+from ms_accum.saving.training_state import kinds_of_arrays, shortened
 from ms_accum.training.data import Data
 
-from .command import FlagError, handled_by, interrupt
-from .flags import RECORD
+from .command import FlagError, handled_by, interrupt, show
+from .flags import MOST, RECORD
 from .folder import STATES
 
 # In a batch of an evaluation, which should not need more memory than training.
@@ -121,6 +123,7 @@ class Text:
         """Return a new network for the characters of the text that was read, or of the model that is evaluated."""
         sizes = {"vocab_size": len(self._vocabulary or ""), **self._sizes}
         _check_sizes(sizes, self._args)
+        _check_characters(self._vocabulary, self._args)
         return _mixed(MODELS[self._args.model].make(tie_weights=True, **sizes), self._args.amp)
 
     def evaluate(self, network: nn.Cell, test: Any) -> dict[str, float]:
@@ -165,6 +168,19 @@ def _check_sizes(sizes: Mapping[str, int], args: argparse.Namespace) -> None:
             raise CheckpointError(f"'{path}' is of another architecture: {fault}.")
 
 
+def _check_characters(vocabulary: str | None, args: argparse.Namespace) -> None:
+    """Raise an error if the model of --init_from, by the record beside it, has numbered other characters."""
+    path = None if getattr(args, "resume", True) else args.init_from
+    if path is None or not os.path.isfile(f"{path}.json"):
+        return
+    with contextlib.suppress(ValueError):  # no JSON
+        record = json.loads(read_file(f"{path}.json", MOST))
+        known = record.get("vocabulary") if isinstance(record, dict) else None
+        if isinstance(known, str) and known != vocabulary:
+            fault = f"its text had {len(known)} characters, this one has {len(vocabulary or '')}, not all the same"
+            raise FlagError(f"argument --init_from: '{one_line(path)}' is for other tokens: {fault}")
+
+
 def _shapes_to_load(args: argparse.Namespace) -> tuple[str, dict[str, tuple[int, ...]]]:
     """Return the model that is evaluated, or the newest state to resume from, and the shapes of its parameters."""
     if getattr(args, "vocabulary", None) is not None:
@@ -177,6 +193,18 @@ def _shapes_to_load(args: argparse.Namespace) -> tuple[str, dict[str, tuple[int,
                     name.partition(".")[2]: shape for name, (_, shape) in kinds if name.startswith("network.")
                 }
     return "", {}
+
+
+def begin_with(network: nn.Cell, path: str) -> None:
+    """Load the weights of a model into a network that may have other layers, and print what came from it."""
+    begun = load_common(network, path)
+    show("init_from", f"{path}, {len(begun.loaded)} of {len([*network.get_parameters()])} parameters")
+    if begun.new:
+        show("  new", f"{shortened(begun.new)}: not in the file")
+    if begun.other_classes:
+        show("  new", f"{shortened(begun.other_classes)}: of another number of classes in the file")
+    if begun.left_over:
+        show("  left over", f"{shortened(begun.left_over)}: in the file only")
 
 
 def task_of(args: argparse.Namespace) -> Images | Text:

@@ -12,6 +12,7 @@ import numpy as np
 from mindspore import Tensor, nn
 
 from .. import _check
+from ..network.compiled import without_report
 from ..network.parameters import as_array, copied, excluding, restoring
 from ..network.runtime import synchronously
 from ..network.training_mode import training_mode
@@ -177,7 +178,7 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
     """Return the tolerance, and the losses of the micro-batches up to the first that can't be run."""
     tolerance, losses = _TOLERANCE, []
     for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE):  # which may have no kernel, or accept one number of rows only
-        with trying(forward, trained, mode), suppress(Exception):
+        with trying(forward, trained, mode), suppress(Exception), without_report():
             for micro_batch in micro_batches:
                 loss = of_network(forward(*micro_batch))
                 losses.append(float(loss.astype(ms.float32).asnumpy()))

@@ -10,7 +10,7 @@ import numpy as np
 from mindspore import Tensor, nn, ops
 
 from .. import _check
-from ..network.compiled import place_of, words_of
+from ..network.compiled import cause_of, debugs, place_of, words_of
 from .known_losses import as_number, name_and_options, not_ignored
 
 _CLASS_LOSSES = ("SoftmaxCrossEntropyWithLogits", "CrossEntropyLoss", "NLLLoss")  # the first ignores no label
@@ -59,6 +59,22 @@ class ColumnsCheck:
             self._classes = classes if self._name == _CLASS_LOSSES[0] else not_ignored(self._options, classes)
             if self._classes.size and self._classes.min() < 0:  # MindSpore treats -1 as the last class
                 self._reject_class("labels >= 0", self._classes.min())
+
+    def are_unusual(self, network: nn.Cell) -> bool:
+        """Return whether labels may be none of the loss: usually the last Parameter has a row for each class.
+
+        Then it is worth a forward to find out before a graph is compiled.
+        """
+        if self._name not in _CLASS_LOSSES or len(self._columns) < 2:
+            return False
+        *_, last = (), *(each.shape for each in network.get_parameters())
+        if not last:
+            return False
+        labels = self._columns[1]
+        is_sparse = self._options("sparse") if self._name == _CLASS_LOSSES[0] else _is_integer(labels.dtype)
+        if not is_sparse:
+            return labels.shape[1:] != last[:1]
+        return not _is_integer(labels.dtype) or labels.ndim == 2 or self._classes.max(initial=0) >= last[0]
 
     def ran(self) -> None:
         """Note that the columns have been run, so that later errors have other causes."""
@@ -145,18 +161,18 @@ class ColumnsCheck:
         """
         if not self._columns or not isinstance(error, _INPUT_ERRORS):
             return
-        cause = error.__cause__ if isinstance(error.__cause__, _INPUT_ERRORS) else error  # it may be ours already
+        before = error.__context__ if error.__suppress_context__ else None  # if it is in one line already
+        cause = before if isinstance(before, _INPUT_ERRORS) else error
         hint, text = self._hint(), str(cause)
         if text.startswith(f"For '{self._data.owner}', '{self._data.name}'"):
-            raise cause
-        if (
-            error is cause and text.startswith("'") and _OF_MINDSPORE in text
-        ):  # a graph has raised it: ours, or the user's
-            raise type(cause)(words_of(cause)) from cause
+            raise cause if debugs() else cause.with_traceback(None)
+        if error is cause and text.startswith("'") and _OF_MINDSPORE in text:  # raised in a graph
+            raise type(cause)(words_of(cause)) from cause_of(cause)
         if hint or (error is cause and _OF_MINDSPORE in text):
             what = f"MindSpore rejects {_shown(self._columns)} of '{self._data.name}'{place_of(cause)}"
             words = words_of(cause).rstrip(".")
-            raise ValueError(f"For '{self._data.owner}', {what}: {words}. {hint}".rstrip()) from cause
+            reason = cause_of(cause) if _OF_MINDSPORE in text else cause  # the user's own, with its traceback
+            raise ValueError(f"For '{self._data.owner}', {what}: {words}. {hint}".rstrip()) from reason
 
     def _hint(self) -> str:
         """Return what may be wrong with the columns, as far as they show it."""

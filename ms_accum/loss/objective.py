@@ -157,7 +157,8 @@ class Objective:
         types = tuple([(column.ndim, column.dtype) for column in micro_batch])
         if types not in self._accepted:
             self.columns.check(self._data, micro_batch)
-            if len({column.shape[0] for column in micro_batch if column.ndim}) > 1:
+            numbers = {column.shape[0] for column in micro_batch if column.ndim}
+            if len(numbers) > 1 or self.columns.are_unusual(self.network):
                 self._try_outside_graphs(micro_batch, trained)
             self._accepted.add(types)
             if not ((self.weight and self.weight.is_guess) or any(map(numbers_rows, micro_batch[1:]))):
@@ -168,15 +169,16 @@ class Objective:
                 self._additivity = None
 
     def _try_outside_graphs(self, micro_batch: tuple, trained: Collection[Any]) -> None:
-        """Reject columns of different numbers of rows that do not fit together; a network may join or split rows.
+        """Reject columns that do not fit together; a network may join or split rows, and have any number of classes.
 
         MindSpore's compiler would add its stack to the error, and leave a folder.
         """
         with trying(self.evaluated, trained, ms.PYNATIVE_MODE, training=True):
             try:
                 self.evaluated(*micro_batch)
-            except (ValueError, IndexError) as error:  # others may come from what runs in graphs only
-                self.columns.raise_in_one_line(error)
+            except Exception as error:  # what runs in graphs only raises others
+                if isinstance(error, (ValueError, IndexError)):
+                    self.columns.raise_in_one_line(error)
 
 
 class Weight:

@@ -6,7 +6,8 @@ import inspect
 import os
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from operator import is_
 from typing import Any, Callable
 
@@ -128,6 +129,7 @@ _COMPILER = re.compile(r"ccsrc/(frontend|pipeline)/")
 _PARSER = re.compile(r"mindspore/(graph/_parse|_extends/parse)/")  # its part in Python, whose errors have no such stack
 _UNKNOWN = "shape=[-2]"  # of what the compiler does not understand, such as NumPy's result; then an operator rejects it
 _LINE = re.compile(r"In file (\S+?):(\d+)")
+_REPORT = f"rank_{os.environ.get('RANK_ID', '0')}/om/analyze_fail.ir"
 _OURS = os.path.dirname(os.path.dirname(__file__))
 _MINDSPORE = os.path.dirname(ms.__file__)
 
@@ -200,7 +202,8 @@ def _run(
             inputs, named = bound.args, bound.kwargs
         if not getattr(cell, private.HOOKS_IN_GRAPH, False):
             setattr(cell, private.HOOKS_IN_GRAPH, True)
-        return cell.compile_and_run(*inputs, **named)
+        with without_report():
+            return cell.compile_and_run(*inputs, **named)
     except Exception as error:
         raise_if_not_compiled(owner, error)
         raise
@@ -239,7 +242,7 @@ def raise_if_not_compiled(owner: str, error: Exception) -> None:
     """
     text = str(error)
     if text.startswith("'For '") and _COMPILER.search(text):
-        raise type(error)(words_of(error)) from error
+        raise type(error)(words_of(error)) from cause_of(error)
     is_of_operator = text.lstrip("' \n").startswith("For '") and _UNKNOWN not in text
     if is_of_operator or not (_COMPILER.search(text) or _UNKNOWN in text or _is_of_parser(error)):
         return
@@ -249,7 +252,37 @@ def raise_if_not_compiled(owner: str, error: Exception) -> None:
     raise RuntimeError(
         f"For '{owner}', MindSpore can't compile the network, its loss, the optimizer or a stage{place_of(error)}: "
         f"{words_of(error).rstrip('.')}. {remedy}"
-    ) from error
+    ) from cause_of(error)
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    """Return the cause of an error that is raised in one line in the place of MindSpore's: none, unless asked for.
+
+    MindSpore's has a hundred lines of its compiler, in which ours is lost. With MS_ACCUM_DEBUG=1 it is the cause.
+    """
+    return error if debugs() else None
+
+
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Remove the report that MindSpore's compiler writes into the current folder if it fails inside the block.
+
+    What was there before is kept, and with MS_ACCUM_DEBUG=1 the report, too.
+    """
+    had_report = os.path.exists(_REPORT)
+    try:
+        yield
+    except Exception:
+        if not (had_report or debugs()):
+            with suppress(OSError):  # there is none, or there are other files
+                os.remove(_REPORT)
+                os.removedirs(os.path.dirname(_REPORT))
+        raise
+
+
+def debugs() -> bool:
+    """Return whether MindSpore's errors are wanted: the environment variable MS_ACCUM_DEBUG is set, and not to 0."""
+    return os.environ.get("MS_ACCUM_DEBUG", "0") not in ("", "0")
 
 
 def words_of(error: BaseException) -> str:

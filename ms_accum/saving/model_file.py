@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import mindspore as ms
 from google.protobuf.message import DecodeError
@@ -82,6 +82,49 @@ def load_model(network: nn.Cell, path: str | os.PathLike[str]) -> None:
     if differing:
         raise CheckpointError(f"'{path}' is of another architecture: {shortened(differing)}.{_remedy(differing)}")
     ms.load_param_into_net(network, _read(path))
+
+
+class Common(NamedTuple):
+    """The names of the parameters of a network and of a file."""
+
+    loaded: list[str]
+    """Those in both, which were loaded."""
+    new: list[str]
+    """Those that only the network has; they are as they were."""
+    other_classes: list[str]
+    """Those of the last layer, if the file has another number of classes; they are as they were, too."""
+    left_over: list[str]
+    """Those that only the file has."""
+
+
+def load_common(network: nn.Cell, path: str | os.PathLike[str]) -> Common:
+    """Load what a model of another network has of this one's parameters, in their types, to train on from there.
+
+    Raises:
+        CheckpointError: If the file can't be read, has no parameter of the network, or one of another shape, except for
+            the number of classes in the last layer. Then the network is unchanged.
+    """
+    path = os.fspath(path)
+    own = {parameter.name: parameter for parameter in network.get_parameters()}
+    there = {name: shape for name, (_, shape) in kinds_in(path).items()}
+    common = [name for name in own if name in there]
+    if not common:
+        texts = (shortened([*own]), shortened([*there]))
+        raise CheckpointError(f"'{path}' has none of the network's parameters, {texts[0]}: it has {texts[1]}.")
+    others = [name for name in common if there[name] != own[name].shape]
+    last_layer = [*own][-1].rpartition(".")[0]
+    wrong = [
+        f"{name} is {there[name]} instead of {own[name].shape}"
+        for name in others
+        if name.rpartition(".")[0] != last_layer or there[name][1:] != own[name].shape[1:]
+    ]
+    if wrong:
+        rule = "only the number of classes in the last layer may differ"
+        raise CheckpointError(f"'{path}' is of another architecture: {shortened(wrong)}; {rule}.")
+    loaded, values = [name for name in common if name not in others], _read(path)
+    for name in loaded:
+        own[name].set_data(values[name].astype(own[name].dtype))
+    return Common(loaded, [name for name in own if name not in there], others, [n for n in there if n not in own])
 
 
 def kinds_in(path: str | os.PathLike[str]) -> dict[str, tuple[str, tuple[int, ...]]]:

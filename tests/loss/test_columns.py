@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 
+import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import mint, nn, ops
+from mindspore import Parameter, Tensor, mint, nn, ops
 
 from helpers import cross_entropy, run, values
 from ms_accum import CoupledLoss, GradientAccumulation
+from ms_accum.loss.objective import Objective
 
 RNG = np.random.RandomState(1)
 IMAGES = RNG.rand(8, 1, 6, 6).astype(np.float32)
@@ -206,6 +208,24 @@ def test_columns_that_do_not_fit_together_are_rejected_before_a_graph_is_compile
     assert not compiles and not list(tmp_path.iterdir())
 
 
+class InGraphs(Small):
+    """Returns a row for two of its rows, and can't be called operator by operator."""
+
+    def construct(self, x):
+        scores = self.dense(ops.flatten(self.conv(x)))
+        return scores[0::2] + scores[1::2]
+
+    def __call__(self, x):
+        raise TypeError("outside graphs")
+
+
+@pytest.mark.default
+def test_network_that_runs_in_graphs_only_is_accepted():
+    model = driver(InGraphs())
+    run(model, [(IMAGES, LABELS[:4])] * 2, 2)
+    assert model.updates == 1
+
+
 def test_network_that_joins_rows_is_accepted():
     model = driver(Pairs())
     run(model, [(IMAGES, LABELS[:4])] * 2, 2)
@@ -213,6 +233,44 @@ def test_network_that_joins_rows_is_accepted():
 
 
 # Labels
+
+
+class Reversed(Small):
+    """Its last Parameter has no row for each class, so that labels may be none for all that is known before it runs."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = Parameter(Tensor([1.0], ms.float32), name="scale")
+
+    def construct(self, x):
+        return super().construct(x) * self.scale
+
+
+@pytest.mark.default
+@pytest.mark.parametrize("network", [Small, Reversed])
+@pytest.mark.parametrize("labels", [LABELS + 3, ONE_HOT, LABELS[:, None]], ids=["out of range", "one-hot", "column"])
+def test_labels_are_rejected_before_a_graph_is_compiled(labels, network, compiles, tmp_path):
+    """MindSpore's compiler would log its stack, and leave a folder."""
+    assert "one that yields labels " in rejected(driver(network()), (IMAGES, labels))
+    assert not compiles and not list(tmp_path.iterdir())
+
+
+@pytest.mark.default
+def test_usual_labels_cost_no_forward_outside_graphs(monkeypatch):
+    monkeypatch.setattr(Objective, "_try_outside_graphs", None)
+    for labels, loss_fn in ((LABELS, "sparse"), (ONE_HOT, DENSE), (LABELS, nn.CrossEntropyLoss())):
+        run(driver(loss_fn=loss_fn), [(IMAGES, labels)] * 2, 2)
+
+
+@pytest.mark.default
+def test_own_error_keeps_its_traceback():
+    class Mistaken(Small):
+        def construct(self, x):
+            raise ValueError("not so")
+
+    with pytest.raises(ValueError, match="not so. The columns are swapped") as caught:
+        run(driver(Mistaken(), compile=False), [(LABELS, IMAGES)] * 2, 2)
+    assert str(caught.value.__cause__) == "not so"
 
 
 @pytest.mark.parametrize(

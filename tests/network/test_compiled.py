@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -178,6 +180,28 @@ def test_each_reason_comes_with_the_way_out():
     message = rf"^For '{PUBLIC}', MindSpore can't compile .*: x is wrong\. Use compile=False"
     with pytest.raises(RuntimeError, match=message):
         train(make_driver(Raises()))
+
+
+@pytest.mark.parametrize("debug", ["", "0", "1"])
+def test_error_of_the_compiler_is_left_out_unless_wanted(debug, tmp_path, monkeypatch):
+    """And the file that it writes into the current folder."""
+    monkeypatch.setenv("MS_ACCUM_DEBUG", debug)
+    with pytest.raises(RuntimeError, match="x is wrong") as caught:
+        train(make_driver(Raises()))
+    shown = "".join(traceback.format_exception(None, caught.value, caught.value.__traceback__))
+    assert ("Call Stack" in shown) == (tmp_path / "rank_0/om/analyze_fail.ir").exists() == (debug == "1")
+    assert bool(list(tmp_path.iterdir())) == (debug == "1")
+
+
+def test_files_that_were_there_are_kept(tmp_path):
+    for name in ("analyze_fail.ir", "mine"):
+        path = tmp_path / "rank_0/om" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with pytest.raises(RuntimeError, match="x is wrong"):
+            train(make_driver(Raises()))
+        assert list(path.parent.iterdir()) == [path]
+        path.unlink()
 
 
 @pytest.fixture

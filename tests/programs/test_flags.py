@@ -18,10 +18,17 @@ from idx_files import write_mnist
 from model_zoo import GPT, LeNet5
 from model_zoo.data.sentences import sentences
 from ms_accum import own_group
-from ms_accum.saving.training_state import write_arrays
+from ms_accum.saving.training_state import CheckpointError, write_arrays
 from programs.command import FlagError
-from programs.flags import evaluation_flags, learning_rate, length_of, training_flags
-from programs.tasks import facts_of, task_of
+from programs.flags import (
+    evaluation_flags,
+    learning_rate,
+    length_of,
+    mini_steps_of,
+    rows_per_update,
+    training_flags,
+)
+from programs.tasks import begin_with, facts_of, task_of
 from running import ROOT, error_of, evaluate, train
 
 pytestmark = pytest.mark.host
@@ -32,6 +39,9 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--mini_steps=5:1,9:4": "must be an int >= 1, or such as 0:1,100:4, but got '5:1,9:4'",
     "--batch_size=0": "argument --batch_size: must be an int >= 1, but got '0'",
     "--batch_size=5000": "'batch_size' must be <= 1437",
+    "--effective_batch_size=100": "argument --effective_batch_size: must be a multiple of 32, the --batch_size, but",
+    "--effective_batch_size=64 --mini_steps=2": "argument --effective_batch_size: replaces --mini_steps",
+    "--init_from=none.ckpt": "argument --init_from: 'none.ckpt' does not exist; where to save the model is --ckpt_path",
     "--lr=-1": "argument --lr: must be a number > 0, but got '-1'",
     "--lr=nan": "argument --lr: must be a number > 0, but got 'nan'",
     "--epochs=0": "argument --epochs/--epoch_size: must be an int >= 1, but got '0'",
@@ -43,6 +53,8 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--learning_rate=1": "unrecognized arguments: --learning_rate=1; did you mean --lr?",
     "--network=mlp": "unrecognized arguments: --network=mlp; did you mean --model?",
     "--grad_accum=4": "unrecognized arguments: --grad_accum=4; did you mean --mini_steps?",
+    "--global_batch_size=64": "unrecognized arguments: --global_batch_size=64; did you mean --effective_batch_size?",
+    "--pretrained=x.ckpt": "unrecognized arguments: --pretrained=x.ckpt; did you mean --init_from?",
     "--device_target=Ascend": "argument --device_target: Ascend is not available here, CPU is",
     "--model=gpt --dataset=digits": "argument --model: gpt does not take digits; lenet5 does",
     "--dataset=cifar10": "argument --data_path: for cifar10 it must be given",
@@ -259,6 +271,36 @@ def test_three_names_of_the_window_are_one_flag():
         assert training_flags([f"--{name}=3"]).mini_steps == 3
 
 
+def window_of(*argv, ranks=1):
+    args = training_flags(argv)
+    args.mini_steps = mini_steps_of(args, ranks)
+    return rows_per_update(args, ranks)
+
+
+def test_rows_of_an_update_are_said():
+    assert window_of("--batch_size=32", "--mini_steps=4") == "128 rows per update (4 micro-batches of 32)"
+    assert window_of("--mini_steps=1", ranks=2) == "64 rows per update (1 micro-batch of 32 on each of 2 ranks)"
+    growing = "32 rows per update (1 micro-batch of 32), 64 rows per update (2 micro-batches of 32) from update 9"
+    assert window_of("--mini_steps=0:1,9:2") == growing
+
+
+def test_rows_of_an_update_decide_the_window():
+    flags = ("--batch_size=16", "--effective_batch_size=96")
+    assert window_of(*flags) == "96 rows per update (6 micro-batches of 16)"
+    assert window_of(*flags, ranks=3) == "96 rows per update (2 micro-batches of 16 on each of 3 ranks)"
+    with pytest.raises(FlagError, match="must be a multiple of 64, the --batch_size 16 of 4 ranks, but got 96"):
+        window_of(*flags, ranks=4)
+
+
+def test_window_of_the_command_line_replaces_that_of_a_file():
+    Path("rows.yaml").write_text("effective_batch_size: 64\n")
+    Path("steps.yaml").write_text("mini_steps: 8\n")
+    assert window_of("--config=rows.yaml", "--mini_steps=3").startswith("96 ")
+    assert window_of("--config=steps.yaml", "--effective_batch_size=64").startswith("64 ")
+    args = training_flags(["--config=rows.yaml"])
+    assert args.saved["effective_batch_size"] == 64 and "mini_steps" not in args.saved  # resumed on other ranks, too
+
+
 def run_of_a_stranger(**flags):
     """Write the flags of a run into the folder theirs, with the name of a state."""
     state = Path("theirs/states/state-00000001.safetensors")
@@ -318,6 +360,82 @@ def test_model_is_evaluated_on_the_data_that_it_was_trained_on(capsys):
         Path("theirs/config.json").write_text(no_run)
         with pytest.raises(FlagError, match="must be given"):
             evaluation_flags(flags)
+
+
+# The weights to begin with
+
+
+def values_of(network):
+    return {each.name: each.asnumpy().copy() for each in network.get_parameters()}
+
+
+def test_network_begins_with_the_weights_of_a_model(capsys):
+    """Those of the last layer are new if it has another number of classes."""
+    model, network = LeNet5(), LeNet5(num_class=5)
+    before, there = values_of(network), values_of(model)
+    begin_with(network, saved(model))
+    for name, value in values_of(network).items():
+        np.testing.assert_array_equal(value, before[name] if name.startswith("fc3") else there[name])
+    out = capsys.readouterr().out.splitlines()
+    assert out == [
+        "init_from        model.ckpt, 6 of 8 parameters",
+        "  new            fc3.weight, fc3.bias: of another number of classes in the file",
+    ]
+
+
+class Other(nn.Cell):
+    """Has one layer of LeNet5, and one of its own."""
+
+    def __init__(self, channels=6, dtype=ms.float32):
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, channels, 5, dtype=dtype)
+        self.head = nn.Dense(3, 3)
+
+
+class Last(nn.Cell):
+    """Has the last layer of LeNet5, after more features."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc3 = nn.Dense(85, 10)
+
+
+def test_parameters_of_one_of_both_are_listed(capsys):
+    network, model = Other(dtype=ms.float16), LeNet5()
+    begin_with(network, saved(model))
+    expected = model.conv1.weight.asnumpy().astype(np.float16)
+    np.testing.assert_array_equal(network.conv1.weight.asnumpy(), expected)
+    assert capsys.readouterr().out.splitlines() == [
+        "init_from        model.ckpt, 1 of 3 parameters",
+        "  new            head.weight, head.bias: not in the file",
+        "  left over      conv2.weight, fc1.weight, fc1.bias and 4 more: in the file only",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("network", "message"),
+    [
+        (lambda: Other(8), r"conv1.weight is \(6, 1, 5, 5\) instead of \(8, 1, 5, 5\); only the number of classes"),
+        (Last, r"fc3.weight is \(10, 84\) instead of \(10, 85\); only the number of classes in the last layer may"),
+        (lambda: nn.Dense(84, 10), "none of the network's parameters, weight, bias: it has conv1.weight, conv2.weight"),
+    ],
+)
+def test_model_of_another_network_is_rejected(network, message):
+    network = network()
+    before = values_of(network)
+    with pytest.raises(CheckpointError, match=message):
+        begin_with(network, saved(LeNet5()))
+    for name, value in values_of(network).items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_model_of_other_characters_is_rejected(capsys):
+    saved(small_gpt())
+    record(layers=1, vocabulary="ba")
+    Path("text").write_text("ab" * 600)
+    assert train("--dataset=text", "--data_path=text", "--init_from=model.ckpt", "--max_updates=1") == 2
+    message = "'model.ckpt' is for other tokens: its text had 2 characters, this one has 2, not all the same"
+    assert message in error_of(capsys)
 
 
 # Before MindSpore is imported

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import random
 import re
@@ -14,10 +15,13 @@ import termios
 import warnings
 from pathlib import Path
 
+import mindspore as ms
+import numpy as np
 import pytest
 import safetensors.numpy
 from filelock import FileLock
 
+from ms_accum.network.compiled import debugs
 from ms_accum.saving.training_state import read
 from programs.command import SIGNALS, Interrupted, Signals, run
 from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, start, train
@@ -242,6 +246,24 @@ def test_rank_that_waits_for_its_scheduler_ends(number, tmp_path):
     process.stdout.close()
 
 
+def test_run_begins_with_the_weights_of_a_model(finished, capsys):
+    model = shutil.copy(finished / "gradient_accumulation.ckpt", "begin.ckpt")
+    flags = (*LONG, "--output_dir=out", "--lr=1e-9", "--momentum=0")
+    assert train(*flags, "--init_from=begin.ckpt", "--max_updates=1") == 0
+    out = capsys.readouterr().out
+    assert "init_from        begin.ckpt, 6 of 6 parameters\n" in out
+    assert "window           64 rows per update (2 micro-batches of 32)\n" in out
+    before, after = (ms.load_checkpoint(path) for path in (model, "out/gradient_accumulation.ckpt"))
+    for name, value in before.items():
+        np.testing.assert_allclose(after[name].asnumpy(), value.asnumpy(), atol=1e-6)
+    assert json.loads(Path("out/config.json").read_text())["init_from"] == "begin.ckpt"
+    os.remove(model)
+    assert train("--resume", "--output_dir=out", "--max_updates=2") == 0  # which does not read it again
+    assert "init_from" not in capsys.readouterr().out
+    assert train("--resume", "--output_dir=out", "--init_from=other.ckpt") == 1
+    assert "init_from was begin.ckpt and is other.ckpt" in error_of(capsys)
+
+
 # Folders
 
 
@@ -253,7 +275,8 @@ def test_folder_of_another_run_is_not_touched(finished, capsys):
     assert f"'{finished / 'config.json'}' is of another run: give --resume to continue it" in error_of(capsys)
     model = finished / "gradient_accumulation.ckpt"
     assert train(*QUICK, f"--ckpt_path={model}") == 2
-    assert f"'{model}' is of another run" in error_of(capsys)
+    message = error_of(capsys)
+    assert f"'{model}' is of another run" in message and "did you mean --init_from, to begin with its wei" in message
     assert train("--resume", f"--output_dir={finished}", "--lr=0.5") == 1
     assert "belongs to a run with other settings: lr was 0.04 and is 0.5" in error_of(capsys)
     assert {path: path.stat().st_mtime_ns for path in before} == before
@@ -352,10 +375,12 @@ def test_full_disk_below_stderr_does_not_change_the_exit_code(monkeypatch):
         sys.stderr.close()
 
 
-def test_debug_adds_a_traceback(capsys):
+def test_debug_adds_a_traceback(capsys, monkeypatch):
+    monkeypatch.setenv("MS_ACCUM_DEBUG", "")
     assert train("--data_path=none", "--debug") == 1
     err = capsys.readouterr().err
     assert err.startswith("Traceback") and err.splitlines()[-1].startswith("error: ")
+    assert debugs()
 
 
 @pytest.mark.slow
