@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
 
     show("task", task.title)
     show("model", args.ckpt_path)
-    show("data", f"{test.get_dataset_size():,} batches for tests")
+    show("data", f"{len(test):,} batches for tests")
     result = task.evaluate(network, test)
     if args.report is not None:
         show("report", write_report(args.report, network, test))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from programs.command import run
-from programs.flags import interval_of, learning_rate, length_of, mini_steps_of, rows_per_update, training_flags
+from programs.flags import interval_of, learning_rate, length_of, mini_steps_of, training_flags, window_of
 
 
 def main(argv: Sequence[str]) -> None:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> None:
         begin_with(network, args.init_from)
 
     # A run ends after so many epochs or updates. The learning rate is a number, or a list with one for each update.
-    epochs, updates = length_of(args, train.get_dataset_size())
+    epochs, updates = length_of(args, len(train))
     rate = learning_rate(args, updates)
 
     def optimizer_of(parameters: list) -> Any:  # yours, for another optimizer
@@ -71,9 +71,9 @@ def main(argv: Sequence[str]) -> None:
     folder = open_folder(args, group)  # from here on there are files
     show("task", task.title)  # yours
     show("model", f"{sum(p.size for p in parameters):,} parameters, on {device}, seed {args.seed}")
-    show("window", rows_per_update(args, group.size))
+    show("window", window_of(args, group.size))
     show("optimizer", f"{kind_of(optimizer)}, learning rate at first {LearningRate(optimizer)():g}")
-    show("run", f"epochs {epochs}, updates {updates:,}, in {folder.path}")
+    show("run", f"epochs {epochs}, updates {f'{updates:,}' if updates else 'unknown'}, in {folder.path}")
 
     # The training state, of a window's end: weights, optimizer, the position in the data. A resumed run ends with the
     # bytes of one that did not stop. After the first Ctrl-C, SIGTERM or SIGHUP the run saves its state and stops.
@@ -91,6 +91,7 @@ def main(argv: Sequence[str]) -> None:
             epochs,
             train,
             args.mini_steps,  # one update for so many micro-batches
+            window_weight=args.window_weight,  # or for micro-batches that count for so much
             max_updates=args.max_updates,
             callbacks=[Beginning(states, folder, args.saved), MetricsFile(folder.metrics, writes=folder.writes)],
             valid_dataset=test,

@@ -18,6 +18,7 @@ MODULES = {
     "memory": ("memory", "peak memory, compared with the peers"),
     "cost": ("cost", "what accumulating costs compared with a plain forward-backward"),
     "ranks": ("ranks", "what several ranks cost, compared with one process"),
+    "lengths": ("lengths", "what padding costs, in micro-batches of one shape and of several"),
     "conformance": ("conformance.matrix", "does accumulating equal the large batch? for each library, in each case"),
     "tables": ("pages", "write the tables of the pages from the results"),
 }

@@ -82,6 +82,7 @@ def tables() -> dict[str, str]:
     lines = {
         "cost": _cost(rows("cost")),
         "growth": _growth(of_memory),
+        "lengths": _lengths(rows("lengths")),
         "memory": _memory(of_memory),
         "ratios": _ratios(of_speed),
         "runs": _runs(),
@@ -171,6 +172,15 @@ def _growth(measured: Rows) -> Lines:
     for row in measured:
         if "more_sets" not in row or row["batch"] != measured[0]["batch"]:
             yield [row["network"], row["batch"], f"{row['micro_batches']:,}", f"{row['peak_mib']:,.0f}"]
+
+
+def _lengths(measured: Rows) -> Lines:
+    """Of a token that is no padding, and how many times as fast it is as with one shape; in brackets the spread."""
+    for row in measured:
+        time = f"{row['us']:.0f} ({row['us_min']:.0f}–{row['us_max']:.0f})"
+        ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}–{row['ratio_max']:.2f})" if row["shapes"] > 1 else ""
+        shown = row["distribution"], row["shapes"], f"{row['padding']:.0%}", row["graphs"]
+        yield [*shown, time, ratio, f"{row['load']:.0f}"]
 
 
 def _runs() -> Lines:

@@ -16,6 +16,7 @@ from mindspore import Tensor, mint, nn, ops
 
 from . import _check
 from .network.parameters import untrained
+from .network.private import cells_of, forget_graphs
 
 
 def replace_layers(network: nn.Cell, matches: Callable[[Any], bool], make: Callable[[Any, int], nn.Cell]) -> list[Any]:
@@ -27,7 +28,7 @@ def replace_layers(network: nn.Cell, matches: Callable[[Any], bool], make: Calla
     old: list[nn.Cell] = []
     new: dict[int, nn.Cell] = {}
     for path, parent, name in list(_occurrences(network, "", set(), matches)):
-        cell = parent._cells[name]
+        cell = cells_of(parent)[name]
         if id(cell) not in new:
             old.append(cell)  # keeps the object alive, so that its id stays unique
             new[id(cell)] = make(cell, len(new)).set_train(cell.training)
@@ -35,16 +36,11 @@ def replace_layers(network: nn.Cell, matches: Callable[[Any], bool], make: Calla
             for parameter in new[id(cell)].get_parameters():
                 if id(parameter) not in old_parameters:
                     parameter.name = f"{path}{name}.{parameter.name}"
-        parent._cells[name] = new[id(cell)]  # with `setattr` MindSpore would add a prefix to the names of Parameters
+        cells_of(parent)[name] = new[id(cell)]  # with `setattr` MindSpore would add a prefix to the names of Parameters
         if isinstance(parent, nn.SequentialCell):
-            parent.cell_list = list(parent._cells.values())
+            parent.cell_list = list(cells_of(parent).values())
     forget_graphs(network)
     return list(new.values())
-
-
-def forget_graphs(network: nn.Cell) -> None:
-    """Make MindSpore compile the network again; otherwise it would run the graph of the old layers."""
-    network.compile_cache.clear()
 
 
 def _occurrences(
@@ -54,7 +50,7 @@ def _occurrences(
     if id(cell) in visited:
         return
     visited.add(id(cell))
-    for name, child in cell._cells.items():
+    for name, child in cells_of(cell).items():
         if child is not None and matches(child):
             yield path, cell, name
         elif child is not None:

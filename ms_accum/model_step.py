@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 
 import mindspore as ms
 from mindspore import Tensor, nn
+from mindspore.train import Model
 
 from . import _check
 from .engine.config import Options, checked, with_options
@@ -159,7 +160,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
 
     def _warn_if_called_by_model(self) -> None:
         """Warn that nothing will end the last window, which a loop of the user's ends with `flush`."""
-        if sys._getframe(2).f_globals.get("__name__") == "mindspore.train.model":
+        if sys._getframe(2).f_globals.get("__name__") == Model.__module__:
             _check.warn(
                 f"For '{_OWNER}', Model is run without the callback FlushTail: micro-batches that do not fill a window "
                 "wait for the next epoch, and are lost after the last; callbacks do not get the optimizer. Give "

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mindspore.nn.learning_rate_schedule import LearningRateSchedule
-
 from . import _check
+from .network.private import LearningRateSchedule
 
 
 def ramp_up(first: int, last: int, samples: int, *, micro_batch_size: int) -> dict[int, int]:

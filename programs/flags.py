@@ -123,7 +123,9 @@ TRAINING = {
     "init_from": Flag(PATH, "begin with the weights of this model, .ckpt or .safetensors, such as to fine-tune it"),
     "resume": Flag(None, "continue the run in --output_dir, by default the newest in runs/, with its flags", False),
 }
-IN_FILES = {**dict.fromkeys(SIZES, Flag(SIZE)), "beta2": Flag(BETA), "min_lr": Flag(POSITIVE)}
+LENGTHS = {"tokens": Flag(SIZE), "window_weight": Flag(COUNT)}
+"""dict[str, Flag], for lines of different lengths: the most positions of a micro-batch, and the tokens of a window."""
+IN_FILES = {**dict.fromkeys(SIZES, Flag(SIZE)), **LENGTHS, "beta2": Flag(BETA), "min_lr": Flag(POSITIVE)}
 """dict[str, Flag], what only a file of flags has: the sizes of a network that takes text, details of its recipe."""
 EVALUATION = {
     "ckpt_path": Flag(PATH, "the model (default: that of the newest run in runs/)"),
@@ -131,7 +133,7 @@ EVALUATION = {
     "report": Flag(PATH, "also write results by class and the confusion matrix into this folder"),
 }
 RECORD = {"model": DATA["model"], "dataset": DATA["dataset"], "amp": TRAINING["amp"]}
-"""dict[str, Flag], what is in the record beside a model; for text also `SIZES` and the vocabulary."""
+"""dict[str, Flag], what is in the record beside a model; for text also `SIZES`, the vocabulary and `tokens`."""
 _WINDOW = ("mini_steps", "effective_batch_size")  # one of them says how large a window is
 ONE_START = ("config", "debug", "download", "output_dir", "resume")
 """tuple, the flags that a resumed run does not take from the run that it continues."""
@@ -222,7 +224,7 @@ def evaluation_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser.add({**EVALUATION, **PROGRAM})
     path = model_to_evaluate(parser.parse_args(argv).ckpt_path)
     record = f"{path}.json"
-    known = {**RECORD, **{name: IN_FILES[name] for name in SIZES}, "vocabulary": Flag(TEXT)}
+    known = {**RECORD, **{name: IN_FILES[name] for name in (*SIZES, "tokens")}, "vocabulary": Flag(TEXT)}
     try:
         args = _in_file(record if os.path.isfile(record) else None, known)
     except FlagError as error:
@@ -267,12 +269,14 @@ def _fill_in(args: argparse.Namespace) -> None:
         raise FlagError("argument --download: needs --data_path, the folder to download mnist or cifar10 into")
     args.optimizer = args.optimizer or recipe.optimizer
     adaptive = args.optimizer in ADAPTIVE
-    for name in ("momentum" if adaptive else "beta2", *(() if recipe.text else SIZES)):
+    for name in ("momentum" if adaptive else "beta2", *(() if recipe.text else (*SIZES, *LENGTHS))):
         if getattr(args, name) is not None:
             raise FlagError(f"'{name}' must be left out: {args.model} by {args.optimizer} has none")
     lr, weight_decay = recipe.rates(args.optimizer)
-    defaults: dict[str, Any] = {"batch_size": recipe.batch_size, "lr": lr, "weight_decay": weight_decay}
-    defaults["epochs"] = recipe.epochs if args.max_updates is None else None
+    defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
+    by_tokens = args.tokens is not None
+    defaults["batch_size"] = None if by_tokens else recipe.batch_size
+    defaults["epochs"] = recipe.epochs if args.max_updates is None or by_tokens else None
     defaults["momentum"] = None if adaptive else 0.9
     defaults.update(recipe.text or {})
     for name, value in defaults.items():
@@ -283,10 +287,26 @@ def _fill_in(args: argparse.Namespace) -> None:
         raise FlagError(f"argument --init_from: '{one_line(args.init_from)}' {meant}")
     if args.mini_steps is not None and args.effective_batch_size is not None:
         raise FlagError("argument --effective_batch_size: replaces --mini_steps, so give one of them")
-    if args.effective_batch_size is None and args.mini_steps is None:
+    if args.effective_batch_size is None and args.mini_steps is None and not by_tokens:
         args.mini_steps = "4"
     if args.min_lr is not None and (args.lr_decay == "none" or args.min_lr > args.lr):
         raise FlagError(f"'min_lr' needs --lr_decay, and must be <= {args.lr:g}, the --lr")
+    if by_tokens or args.window_weight is not None:
+        _check_lengths(args)
+
+
+def _check_lengths(args: argparse.Namespace) -> None:
+    """Check the flags for lines of different lengths: the number of updates is not known then."""
+    if None in (args.tokens, args.window_weight):
+        raise FlagError("'tokens' and 'window_weight' must be given together, or none of them")
+    if args.tokens < args.context:
+        raise FlagError(f"'tokens' must be >= {args.context}, the context, but got {args.tokens}")
+    windows = dict.fromkeys(_WINDOW, "window_weight")
+    for name, instead in {"batch_size": "tokens", **windows}.items():
+        if getattr(args, name) is not None:
+            raise FlagError(f"argument --{name}: must be left out with '{instead}'")
+    if args.max_updates is None and (args.lr_decay != "none" or args.warmup_updates):
+        raise FlagError("argument --max_updates: must be given with 'window_weight' and a learning rate that changes")
 
 
 # Files of flags
@@ -363,7 +383,12 @@ def hint(name: str, known: Iterable[str]) -> str:
 
 
 def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
-    """Return the epochs and the updates of a run with so many micro-batches in an epoch."""
+    """Return the epochs and the updates of a run with so many micro-batches in an epoch.
+
+    Windows by weight end the run with the first of both; the updates are then those of `max_updates`, or 0, unknown.
+    """
+    if args.window_weight is not None:
+        return args.epochs, args.max_updates or 0
     epochs = args.epochs or 1
     updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
     while args.epochs is None and updates < args.max_updates:
@@ -386,8 +411,10 @@ def mini_steps_of(args: argparse.Namespace, ranks: int) -> int | dict[int, int]:
     return args.effective_batch_size // rows
 
 
-def rows_per_update(args: argparse.Namespace, ranks: int) -> str:
-    """Return how many rows an update has, as text: "128 rows per update (4 micro-batches of 32)"."""
+def window_of(args: argparse.Namespace, ranks: int) -> str:
+    """Return what a window is, in words, such as "128 rows per update (4 micro-batches of 32)"."""
+    if args.window_weight is not None:
+        return f"{args.window_weight:,} tokens per update (micro-batches of at most {args.tokens:,} positions)"
     sizes = args.mini_steps if isinstance(args.mini_steps, dict) else {0: args.mini_steps}
     each = f" of {args.batch_size:,}" + (f" on each of {ranks} ranks" if ranks > 1 else "")
     parts = [

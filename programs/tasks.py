@@ -19,16 +19,18 @@ import numpy as np
 from mindspore import amp, nn
 
 from model_zoo import DOWNLOADS, MODELS, RECIPES, DataError, NextTokenLoss, create_dataset, create_text_dataset
+from model_zoo.data.text import IGNORED, Lines
 from model_zoo.gpt import sizes_of
 from model_zoo.next_token import LossOfTokens, count_targets
 from model_zoo.recipes import SIZES
-from ms_accum import Group, evaluate
+from ms_accum import Group, TokenBatches, evaluate
 from ms_accum._check import one_line
 from ms_accum.network.training_mode import training_mode
 from ms_accum.ranks.group import comes_first
 from ms_accum.saving.files import read_file, write_bytes, write_whole
 from ms_accum.saving.model_file import CheckpointError, kinds_in, load_common
 from ms_accum.saving.training_state import kinds_of_arrays, shortened
+from ms_accum.training.data import Data
 
 from .command import FlagError, handled_by, interrupt, show
 from .flags import MOST, RECORD
@@ -97,12 +99,19 @@ class Text:
         self.loss: nn.Cell = NextTokenLoss()
 
     def data(self, usage: str, rows: int | None = None, group: Group | None = None) -> Any:
-        """Return a split in batches of rows of `context` tokens; the training split is divided among the processes."""
-        context = self._sizes["context"]
-        rows = rows or max(1, min(_MOST_TOKENS, _MOST_SCORES // len(self._vocabulary or " ")) // context)
+        """Return a split in batches of rows of `context` tokens; the training split is divided among the processes.
+
+        With `tokens` each line is a sample, and micro-batches have that number of positions at most.
+        """
+        context, tokens = self._sizes["context"], getattr(self._args, "tokens", None)
+        most = min(_MOST_TOKENS, _MOST_SCORES // len(self._vocabulary or " "))
+        rows = rows or max(1, most // context)
         options = {"context": context, "vocabulary": self._vocabulary}
-        data = _loaded(create_text_dataset, self._args, usage, rows, group, **options)
-        self._vocabulary = data.source.data.vocabulary.characters
+        if tokens is not None:
+            options["tokens"] = tokens if usage == "train" else max(context, most)
+        create = create_text_dataset if tokens is None else _in_token_batches
+        data = _loaded(create, self._args, usage, rows, group, **options)
+        self._vocabulary = source_of(data).data.vocabulary.characters
         return data
 
     @property
@@ -122,7 +131,7 @@ class Text:
         losses_of = LossOfTokens(network)
         loss, tokens = 0.0, 0
         with training_mode(network, False):
-            for batch, targets in test.create_tuple_iterator(num_epochs=1):
+            for batch, targets in next(Data(test).epochs(1)):
                 loss += float(losses_of(batch, targets).asnumpy().sum(dtype=np.float64))
                 tokens += count_targets(batch, targets)
         return {"Loss": loss / tokens, "Bits per character": loss / tokens / math.log(2)}
@@ -130,7 +139,18 @@ class Text:
     @property
     def record(self) -> dict[str, Any]:
         """dict, what `eval.py` needs to make the network again."""
-        return {**{name: getattr(self._args, name) for name in RECORD}, **self._sizes, "vocabulary": self._vocabulary}
+        record = {**{name: getattr(self._args, name) for name in RECORD}, **self._sizes}
+        return {**record, "tokens": self._args.tokens, "vocabulary": self._vocabulary}
+
+
+def _in_token_batches(
+    data_path: str | None, rows: int | None, *, tokens: int, context: int, seed: int | None = None, **options: Any
+) -> TokenBatches:
+    """Return the lines of a text in micro-batches of at most this number of positions, of few shapes."""
+    del rows
+    lines = Lines(data_path, context=context, **options)
+    packing: Any = {"pad": (0, IGNORED), "lengths": lines.lengths.tolist(), "longest": context, "seed": seed}
+    return TokenBatches(lines, tokens, **packing)
 
 
 def _check_sizes(sizes: Mapping[str, int], args: argparse.Namespace) -> None:
@@ -225,7 +245,13 @@ def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group:
 
 def facts_of(data: Any) -> dict[str, Any]:
     """Return what must be equal when a run is resumed, for the data sets of `model_zoo`."""
-    return {"rows": data.source.rows, "data": data.source.fingerprint}
+    source = source_of(data)
+    return {"rows": source.rows, "data": source.fingerprint}
+
+
+def source_of(data: Any) -> Any:
+    """Return the source of a data set: what makes its batches, or the samples that were packed."""
+    return data.samples if isinstance(data, TokenBatches) else data.source
 
 
 # Mixed precision

@@ -18,8 +18,9 @@ os.environ.setdefault("MS_DEV_HOST_BLOCKING_RUN", "1")
 os.environ.setdefault("GLOG_v", "3")  # errors only: warnings on missing accelerators would drown the rest
 
 
-# A shell starts what is in its background with SIGINT ignored, which the programs respect.
+# A shell starts what is in its background with SIGINT ignored, and nohup with SIGHUP, which the programs respect.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Each xdist worker runs on its own share of the cores: MindSpore's threads pass work to each other at every operator,
 # which costs more CPU time between cores than on one. Tests that start several processes may use all cores.

@@ -31,6 +31,16 @@ def test_cost_benchmark_runs(tmp_path):
 
 
 @pytest.mark.slow
+def test_lengths_benchmark_runs(tmp_path):
+    done = run_python("-m", "benchmarks", "lengths", "--short", "--output", tmp_path, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "lengths.json").read_text(encoding="utf-8"))
+    assert set(record) == RECORD
+    assert [(row["shapes"], row["graphs"]) for row in record["rows"]] == [(1, 1), (2, 2)]
+    assert record["rows"][0]["ratio"] == 1 and record["rows"][1]["padding"] < record["rows"][0]["padding"]
+
+
+@pytest.mark.slow
 def test_speed_benchmark_runs_with_all_available_contenders(tmp_path):
     done = run_python("-m", "benchmarks", "speed", "--short", "--output", tmp_path, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -91,6 +91,16 @@ class TextRows:
             digest.update(np.ascontiguousarray(numbers).data)
         return digest.hexdigest()[:16]
 
+    @property
+    def lengths(self) -> np.ndarray:
+        """The number of tokens in each block, without padding."""
+        return self._lengths
+
+    def block(self, row: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the tokens of a block, and their targets, without padding."""
+        first, last = self._starts[row], self._starts[row] + self._lengths[row]
+        return self._tokens[first:last], self._tokens[first + 1 : last + 1]
+
     def columns(self, rows: np.ndarray, pass_number: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the tokens of these blocks, and their targets; padding is 0, and -100."""
         offsets = np.arange(self._context + 1)
@@ -99,6 +109,59 @@ class TextRows:
         tokens, targets = block[:, :-1].copy(), block[:, 1:].copy()  # not views of each other
         tokens[is_padding], targets[is_padding] = 0, IGNORED
         return tokens, targets
+
+
+class Lines:
+    """The lines of a text, samples of different lengths: of each its tokens, and the token after each.
+
+    The splits and the tokens are those of `create_text_dataset`. A line of more than `context` tokens is several
+    samples.
+
+    Args:
+        data_path (str): As for `create_text_dataset`.
+        usage (str): ``"train"`` or ``"test"``.
+        context (int): The most tokens of a sample.
+        vocabulary (str): As for `create_text_dataset`. Default: ``None``.
+        num_shards (int): The number of shards. Default: ``1``.
+        shard_id (int): The shard to take. Default: ``0``.
+
+    Raises:
+        ValueError: If there are fewer samples than shards.
+        DataError, FileNotFoundError: As for `create_text_dataset`.
+    """
+
+    def __init__(
+        self,
+        data_path: str | PathLike[str] | None,
+        *,
+        usage: str,
+        context: int,
+        vocabulary: str | None = None,
+        num_shards: int = 1,
+        shard_id: int = 0,
+    ) -> None:
+        self.data = _split(data_path, usage == "train", context, vocabulary, by_line=True)
+        """TextRows, the samples of all shards."""
+        self.rows = len(self.data)
+        """int, the number of samples, over all shards."""
+        check_int("Lines", "num_shards", num_shards, low=1, high=self.rows)
+        self._numbers = range(shard_id, self.rows, num_shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """str, a fingerprint of the data."""
+        return self.data.fingerprint
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """ndarray, the number of tokens of each sample."""
+        return self.data.lengths[self._numbers]
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        return self.data.block(self._numbers[number])
 
 
 def create_text_dataset(
@@ -164,9 +227,7 @@ def create_text_dataset(
     shuffle = is_training if shuffle is None else check_bool(_NAME, "shuffle", shuffle)
     return batched(
         _NAME,
-        _split(
-            None if data_path is None else check_path(_NAME, "data_path", data_path), is_training, context, vocabulary
-        ),
+        _split(data_path, is_training, context, vocabulary),
         ["tokens", "targets"],
         f"{usage} blocks of {context} tokens",
         is_training=is_training,
@@ -178,8 +239,16 @@ def create_text_dataset(
     )
 
 
-def _split(path: Path | None, is_training: bool, context: int, characters: str | None) -> TextRows:
-    """Return a split: the first 90 % of the tokens, or the rest. The document on the border becomes two."""
+def _split(
+    data_path: str | PathLike[str] | None,
+    is_training: bool,
+    context: int,
+    characters: str | None,
+    *,
+    by_line: bool = False,
+) -> TextRows:
+    """Return a split: the first 90 % of the tokens, or the rest. The document, or line, on the border becomes two."""
+    path = None if data_path is None else check_path(_NAME, "data_path", data_path)
     texts = {"the sentences": sentences()} if path is None else {str(file): _text_of(file) for file in _files(path)}
     vocabulary = Vocabulary("".join(sorted(set().union(*texts.values()))) if characters is None else characters)
     parts = []
@@ -189,6 +258,9 @@ def _split(path: Path | None, is_training: bool, context: int, characters: str |
         except ValueError as error:
             raise DataError(f"'{name}' can't be read by a trained network: {error}.") from error
     tokens, ends = np.concatenate(parts), np.cumsum([len(part) for part in parts]).tolist()
+    if by_line:
+        lines = np.flatnonzero(tokens == vocabulary.characters.find("\n")) + 1
+        ends = np.union1d(ends, lines).tolist()
     if len(tokens) < 20:
         raise DataError(f"'{path}' has {len(tokens)} characters, too few for a training and a test split.")
     cut = int(_TRAINED * len(tokens))

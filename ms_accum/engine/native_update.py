@@ -11,6 +11,7 @@ from mindspore.experimental import optim as experimental
 from ..network import tree
 from ..network.kernels import operator
 from ..network.optimizers import parameters_in
+from ..network.private import has_hooks, runs_on_device
 from .config import WindowConfig
 
 
@@ -118,6 +119,9 @@ class _Names(NamedTuple):
     """What is true if the optimizer has another rule."""
 
 
+# What else is read of an optimizer. MindSpore documents none of it; without a name, MindSpore's optimizer updates.
+_READ_OF_NN = ("global_step", "is_group", "is_group_lr", "exec_weight_decay", "decay_flags", "need_scale")
+_READ_OF_ADAMW = ("param_groups", "lrs", "exp_avg", "exp_avg_sq", "state_step", "group_start_id")
 _OF_NN = {
     nn.SGD: _Names("sgd", ("accum", "stat"), numbers=("momentum",), fixed=("dampening", "nesterov")),
     # MindSpore's CPU kernel ignores `use_nesterov`.
@@ -207,21 +211,28 @@ def _rule_of(optimizer: Any) -> _OfNN | _AdamW | None:
     """Return the rule of an optimizer; None if `native.cc` does not have it, or the user has changed it."""
     kind = type(optimizer)
     if kind is experimental.AdamW:
-        fits = not any(group.get("amsgrad") for group in optimizer.param_groups)
+        fits = _has(optimizer, _READ_OF_ADAMW) and not any(group.get("amsgrad") for group in optimizer.param_groups)
     else:
         fits = kind in _OF_NN and _has_only(optimizer, _OF_NN[kind])
     if not fits or {"construct", "get_lr", "get_weight_decay"} & vars(optimizer).keys():
         return None
-    if optimizer._forward_pre_hook or optimizer._forward_hook:
+    if has_hooks(optimizer):
         return None
     rule = _AdamW(optimizer) if kind is experimental.AdamW else _OfNN(optimizer, _OF_NN[kind])
     arrays = [*optimizer.parameters, *(array for state in rule.states for array in state), *rule.changed]
     return rule if all(array.dtype == ms.float32 for array in arrays) else None
 
 
+def _has(optimizer: nn.Cell, names: tuple[str, ...]) -> bool:
+    return all(hasattr(optimizer, name) for name in names)
+
+
 def _has_only(optimizer: nn.Optimizer, names: _Names) -> bool:
     """Return whether an optimizer of `mindspore.nn` computes what its rule describes, and nothing else."""
-    if any(getattr(optimizer, name) for name in names.unless) or not getattr(optimizer, "_is_device", True):
+    read = (*_READ_OF_NN, *names.states, *names.changed, *names.numbers, *names.fixed, *names.unless, "use_parallel")
+    if not _has(optimizer, read):
+        return False
+    if any(getattr(optimizer, name) for name in names.unless) or not runs_on_device(optimizer):
         return False
     if optimizer.use_parallel or any(getattr(optimizer, "group_grad_centralization", ())):
         return False

@@ -14,6 +14,7 @@ from ..network import tree
 from ..network.compiled import call
 from ..network.optimizers import is_sharded
 from ..network.parameters import unique_name, untrained
+from ..network.private import is_jit_class
 from .loss_scale import own_scale
 
 Stage = Callable[[tuple[Tensor, ...], Tensor], Any]
@@ -88,7 +89,7 @@ def user_stages(owner: str, stages: Any, optimizer: nn.Cell, network: nn.Cell | 
         _check.raise_invalid(TypeError, owner, "stages", "a list of functions or objects", repr(stages))
     for stage in stages:
         called = getattr(stage, "__self__", stage)  # of a method the object, which a graph must know as well
-        if not (isinstance(called, (types.FunctionType, nn.Cell)) or hasattr(type(called), "__ms_class__")):
+        if not (isinstance(called, (types.FunctionType, nn.Cell)) or is_jit_class(type(called))):
             rule, remedy = "functions, Cells, or objects of a class with @ms.jit_class", "MindSpore compiles them."
             _check.raise_invalid(TypeError, owner, "stages", rule, repr(stage), remedy)
     if stages and is_sharded(optimizer):
@@ -117,7 +118,7 @@ def _parameters(value: Any, seen: set[int], name: str = "") -> Iterator[tuple[st
         inside = {**dict(value.parameters_and_names()), **value.name_cells(), **vars(value)}
     elif isinstance(value, (Mapping, list, tuple)):
         inside = value if isinstance(value, Mapping) else dict(enumerate(value))
-    elif hasattr(type(value), "__ms_class__"):
+    elif is_jit_class(type(value)):
         inside = vars(value)
     for each, item in inside.items():
         yield from _parameters(item, seen, f"{name}.{each}" if name else str(each))

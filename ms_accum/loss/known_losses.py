@@ -9,10 +9,10 @@ from typing import Any, Callable
 
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
-from mindspore.ops.functional import isconstant
 
 from .. import _check
 from ..network.compiled import call, in_graphs
+from ..network.private import isconstant, primitives_of
 
 REDUCTIONS = ("mean", "sum")
 Options = Callable[[str], Any]
@@ -183,7 +183,7 @@ def loss_reduction(loss_fn: Any) -> str | None:
     Many MindSpore losses have an attribute for it, or their operator has; these leave the attributes inherited from
     `LossBase` at their defaults. For all other losses the inherited attributes are right.
     """
-    operators = loss_fn._primitives.values() if isinstance(loss_fn, nn.Cell) else ()
+    operators = primitives_of(loss_fn) if isinstance(loss_fn, nn.Cell) else ()
     for owner in (loss_fn, *operators):
         reduction = getattr(owner, "reduction", None)
         if type(reduction) is int:
@@ -266,7 +266,7 @@ class _Partial(nn.Cell):
         return call(self.function, (*self.first, *columns), **self.keywords)
 
 
-class WithLoss(nn.WithLossCell):
+class WithLoss(nn.Cell):
     """A network and its loss function, which may get several columns in addition to the network's output.
 
     Args:
@@ -277,15 +277,16 @@ class WithLoss(nn.WithLossCell):
     """
 
     def __init__(self, network: nn.Cell, loss_fn: Any, inputs: int = 1, accepts: Any = None):
-        super().__init__(network, runnable(loss_fn))
+        super().__init__(auto_prefix=False)
+        self.network, self.loss_fn = network, runnable(loss_fn)
         self.inputs, self.accepts = inputs, accepts
 
     def construct(self, *columns: Tensor) -> Any:
-        output, labels = call(self._backbone, columns[: self.inputs]), columns[self.inputs :]
+        output, labels = call(self.network, columns[: self.inputs]), columns[self.inputs :]
         if self.accepts is not None and len(labels) > 0 and isconstant(output.shape):
             if not self.accepts(output.shape, labels[0].shape, labels[0].dtype):
                 return output  # never, because it raises an error
-        return call(self._loss_fn, (output, *labels))
+        return call(self.loss_fn, (output, *labels))
 
 
 def of_network(output: Any) -> Any:

@@ -15,7 +15,7 @@ import mindspore as ms
 from mindspore import Parameter, Tensor, nn
 
 from .. import _check
-from ..network import tree
+from . import private, tree
 from .parameters import attached, unique_name, untrained
 
 
@@ -31,9 +31,7 @@ def call(function: Callable, inputs: tuple, **named: Any) -> Any:
 # Each graph keeps memory, and compiling takes seconds.
 _MANY = 8
 _PLAIN = (bool, int, float, str, type(None))
-# What MindSpore notes in a Cell; of these only the next ones are in graphs.
-_OF_EVERY_CELL = frozenset({*vars(nn.Cell()), "current_phase"})
-_FOLLOWED = frozenset({"training", *(name for name in _OF_EVERY_CELL if "ward" in name and "hook" in name)})
+_FOLLOWED = frozenset({"training", *private.HOOKS})  # all that is in graphs of what MindSpore notes in a Cell
 _HAS_HOOKS = hasattr(Tensor, "hooks")  # not in older versions of MindSpore
 
 
@@ -88,8 +86,9 @@ class Constants:
         dicts = [*map(vars, cells), *groups]
         self._attributes = [(each, [name for name in each if _is_followed(name, each[name])]) for each in dicts]
         hooks = [each[name] for each in dicts for name in _FOLLOWED if isinstance(each.get(name), dict)]
-        self._members = [members for cell in cells for members in (cell._cells, cell._params)] + hooks
-        self._parameters = [parameter for cell in cells for parameter in cell._params.values() if parameter is not None]
+        own = [private.parameters_of(cell) for cell in cells]
+        self._members = [*map(private.cells_of, cells), *own, *hooks]
+        self._parameters = [each for parameters in own for each in parameters.values() if each is not None]
         self._sizes, self._values = self._read()
         names = [name for _, names in self._attributes for name in names]
         names += [name if isinstance(name, str) else "a hook" for members in self._members for name in members]
@@ -109,7 +108,7 @@ class Constants:
 
 
 def _is_followed(name: str, value: Any) -> bool:
-    if name in _OF_EVERY_CELL:
+    if name in private.OF_EVERY_CELL:
         return name in _FOLLOWED
     return isinstance(value, (*_PLAIN, Parameter)) and not name.startswith("__")
 
@@ -150,31 +149,14 @@ class Compiled(nn.Cell):
         self.compiles = compiles
         self.before_compiling: Callable[[], None] = _nothing
         """Callable, finds what the next graph has to contain, for Cells with a branch or a loop."""
-        self._known: tuple[dict] = ({},)  # in a tuple, because a Cell follows what a dict contains
+        self.known_graphs: tuple[dict] = ({},)  # in a tuple, because a Cell follows what a dict contains
         self.contains(*parts)
 
     def contains(self, *parts: Any) -> None:
         """Set the parts."""
         self.constants = Constants(self.owner, parts)
 
-    def compile(self, *inputs: Any, **named: Any) -> None:
-        """Compile a graph, unless it is known: to find out that there is one costs MindSpore as much as a small graph.
-
-        It notes the graph's name in each Cell inside, where only its automatic parallelism reads it.
-        """
-        kinds = [(each.shape, each.dtype) if type(each) is Tensor else each for each in inputs]
-        if named or not all(kind is None or type(kind) is tuple for kind in kinds):
-            self.before_compiling()
-            return super().compile(*inputs, **named)
-        known, graph = self._known[0], (self.phase, *kinds)
-        name, *noted = known.get(graph, (None,))
-        if name in self.compile_cache:  # it is not after `ms_memory_recycle`
-            self.arguments_key, self._has_mutable_args_list = noted
-        else:
-            self.before_compiling()
-            super().compile(*inputs)
-            known[graph] = self.current_phase, self.arguments_key, self._has_mutable_args_list
-        return None
+    compile = private.compile_once
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         return _run(self.owner, self.compiles, self, self.constants, super().__call__, inputs, named)
@@ -218,8 +200,8 @@ def _run(
             bound = inspect.signature(cell.construct).bind(*inputs, **named)
             bound.apply_defaults()
             inputs, named = bound.args, bound.kwargs
-        if not getattr(cell, "__compile_cell_hook__", False):
-            cell.__compile_cell_hook__ = True  # the Cell's own hooks are in the graph
+        if not getattr(cell, private.HOOKS_IN_GRAPH, False):
+            setattr(cell, private.HOOKS_IN_GRAPH, True)
         with without_report():
             return cell.compile_and_run(*inputs, **named)
     except Exception as error:

@@ -10,6 +10,8 @@ import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
 
+from .private import primitives_of
+
 # The rank is written above this number of bits of a layer's second seed, and of the seed of MindSpore's generator.
 _LAYERS = 16
 _GENERATORS = 48
@@ -74,7 +76,7 @@ def offset_seeds_by_rank(networks: Iterable[nn.Cell], rank: int) -> None:
         for _, cell in network.cells_and_names():
             if hasattr(cell, "offset_seeds_by_rank"):  # a CountedDropout, whose room is above this one
                 cell.offset_seeds_by_rank(rank)
-            for primitive in cell._primitives.values():
+            for primitive in primitives_of(cell):
                 _offset_seeds(primitive, rank)
     seed, offset = ms.get_rng_state().asnumpy().view(np.uint64).tolist()
     state = np.array([_with_rank(seed, rank, _GENERATORS), offset], np.uint64)

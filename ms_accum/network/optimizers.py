@@ -17,21 +17,21 @@ from mindspore.experimental.optim import Optimizer as ExperimentalOptimizer
 from mindspore.experimental.optim.lr_scheduler import ExponentialLR, StepLR
 
 from .. import _check
+from . import private
 from .compiled import in_graphs
 from .parameters import as_array, digest_of, excluding
 
 # Tested with the CPU wheel: these optimizers can be constructed, but fail in their first update, after a complete
 # window. Each is listed with an optimizer to use instead.
 _NOT_ON_CPU = {
-    "mindspore.nn.optim.lamb.Lamb": "nn.AdamWeightDecay",
-    "mindspore.nn.optim.lars.LARS": "nn.Momentum",
-    "mindspore.mint.optim.adamw.AdamW": "mindspore.experimental.optim.AdamW",
-    "mindspore.mint.optim.fused_adamw.FusedAdamW": "mindspore.experimental.optim.AdamW",
+    "mindspore.nn.Lamb": "nn.AdamWeightDecay",
+    "mindspore.nn.LARS": "nn.Momentum",
+    "mindspore.mint.AdamW": "mindspore.experimental.optim.AdamW",
+    "mindspore.mint.FusedAdamW": "mindspore.experimental.optim.AdamW",
 }
-_NOT_IN_PYNATIVE = ("mindspore.mint.optim.sgd", "mindspore.mint.optim.adam")
+_NOT_IN_PYNATIVE = ("mindspore.mint.SGD", "mindspore.mint.Adam")
 
 _LONGEST_ARRAY = 64
-_LIST = "_IteratorLearningRate"  # MindSpore's class for a list of rates
 
 
 def inner_of(optimizer: nn.Cell) -> Any:
@@ -51,8 +51,7 @@ def is_sharded(optimizer: nn.Cell) -> bool:
 
 def runs_compiled(optimizer: nn.Cell) -> bool:
     """Return whether MindSpore runs an optimizer as a graph outside of graphs, too, and nothing else with it."""
-    has_hooks = optimizer._forward_pre_hook or optimizer._forward_hook
-    return hasattr(optimizer.construct, "__wrapped__") and not has_hooks
+    return hasattr(optimizer.construct, "__wrapped__") and not private.has_hooks(optimizer)
 
 
 # Checks
@@ -72,12 +71,13 @@ def check_optimizer(owner: str, optimizer: nn.Cell, compiles: bool = True) -> No
 
 def _check_runs_on_cpu(owner: str, optimizer: nn.Cell, compiles: bool) -> None:
     kind = type(optimizer)
-    instead = _NOT_ON_CPU.get(f"{kind.__module__}.{kind.__name__}")
+    name = ".".join([*kind.__module__.split(".")[:2], kind.__name__])
+    instead = _NOT_ON_CPU.get(name)
     if instead:
         rule, remedy = "one that MindSpore runs on CPU", f"Use {instead}, or another device."
         _check.raise_invalid(ValueError, owner, "optimizer", rule, kind.__name__, remedy)
     # For these two MindSpore raises no error: the optimizer runs and does not change the parameters.
-    if kind.__module__ in _NOT_IN_PYNATIVE and not in_graphs(compiles):
+    if name in _NOT_IN_PYNATIVE and not in_graphs(compiles):
         value = f"mint.optim.{kind.__name__} in PyNative mode"
         remedy = f"Use compile=True, or mindspore.experimental.optim.{kind.__name__}."
         _check.raise_invalid(ValueError, owner, "optimizer", "one that trains", value, remedy)
@@ -141,7 +141,7 @@ def warn_if_rates_are_of_micro_batches(
     """
     schedules = getattr(inner_of(optimizer), "learning_rate", None)
     cells = [cell for _, cell in schedules.cells_and_names()] if isinstance(schedules, nn.Cell) else []
-    lists = [as_array(each) for cell in cells if type(cell).__name__ == _LIST for each in cell.get_parameters()]
+    lists = [as_array(each) for cell in cells if private.is_list_of_rates(cell) for each in cell.get_parameters()]
     if any(each.size == micro_batches and np.ptp(each) for each in lists) and updates() < micro_batches:
         _check.warn(
             f"For '{owner}', the optimizer has {micro_batches:,} learning rates, one for each micro-batch, but the run "
@@ -198,7 +198,7 @@ class LearningRate:
 def _may_change(schedule: Any) -> bool:
     """Return whether a schedule, or one of several, is the user's and has Parameters, which it may change."""
     cells = [cell for _, cell in schedule.cells_and_names()] if isinstance(schedule, nn.Cell) else []
-    return any(cell._params and not type(cell).__module__.startswith("mindspore.") for cell in cells)
+    return any(private.parameters_of(cell) and not type(cell).__module__.startswith("mindspore.") for cell in cells)
 
 
 def _number(rate: Any) -> float:

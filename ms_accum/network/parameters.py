@@ -13,6 +13,8 @@ import numpy as np
 from mindspore import Parameter, Tensor, nn, ops
 from mindspore.common.initializer import initializer
 
+from . import private
+
 
 def as_array(parameter: Tensor) -> np.ndarray:
     """Return the Parameter's values as an array; bfloat16, which NumPy lacks, is converted to float32, exactly."""
@@ -57,7 +59,7 @@ def has_half(network: nn.Cell) -> bool:
     if any(cell.get_flags().get("fp16") for cell in cells):
         return True
     # Cells that `amp.auto_mixed_precision` has rewritten ("O1") or decorated ("auto") have no flags.
-    if any(getattr(cell, "_amp_level", None) in ("O1", "O2", "O3", "auto") for cell in cells):
+    if any(private.amp_level(cell) in ("O1", "O2", "O3", "auto") for cell in cells):
         return True
     return any(parameter.dtype == ms.float16 for parameter in network.get_parameters())
 
@@ -115,7 +117,7 @@ def set_initial_values(parameters: Iterable[Any]) -> None:
     lists and `jit_class` objects, and not for what a function with `ms.jit` uses.
     """
     for parameter in parameters:
-        initial = parameter.init_mode if parameter.has_init else None
+        initial = private.initial_values(parameter)
         if initial is None:
             continue
         if initial.init is None:  # a clone of the Parameter took its initial values; MindSpore raises an error for it
@@ -159,7 +161,7 @@ class Undo:
     def __init__(self, network: nn.Cell | None, trained: Iterable[Parameter], counters: Iterable[Parameter] = ()):
         may_change = [] if network is None else excluding(network.get_parameters(), _large_in_layers(network))
         self._untrained = excluding(may_change, trained)
-        self._cells = [] if network is None else [cell for _, cell in network.cells_and_names()]
+        self._layers = [] if network is None else [cell for _, cell in network.cells_and_names()]
         self._modes: list[bool] = []
         self._changing = list(counters)
         self._is_known = False
@@ -168,7 +170,7 @@ class Undo:
 
     def begin(self) -> None:
         """Remember what is there now."""
-        modes = [cell.training for cell in self._cells]
+        modes = [cell.training for cell in self._layers]
         self._is_known = self._is_known and modes == self._modes
         self._modes = modes
         remembered = [*self._changing]
@@ -198,7 +200,8 @@ class Undo:
 def _large_in_layers(network: nn.Cell) -> list[Parameter]:
     """Return the large Parameters of MindSpore's own layers, such as frozen weights: to read them takes seconds."""
     cells = [cell for _, cell in network.cells_and_names() if type(cell).__module__.startswith("mindspore.")]
-    return [each for cell in cells for each in cell._params.values() if each is not None and each.size > _LARGE]
+    own = [each for cell in cells for each in private.parameters_of(cell).values() if each is not None]
+    return [each for each in own if each.size > _LARGE]
 
 
 def _digest(parameter: Parameter) -> bytes:

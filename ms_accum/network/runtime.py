@@ -14,9 +14,9 @@ from pathlib import Path
 
 import mindspore as ms
 from mindspore import Parameter, nn
-from mindspore.context import _context, ms_ctx_param
 
 from .. import _check
+from . import private
 
 # On AVX-512 machines the oneDNN in the wheel runs convolutions in a slow reference kernel; limited to AVX2 it uses a
 # fast one. Matrix products are faster without the limit, so it is set only for networks with convolutions.
@@ -26,9 +26,6 @@ _AVX512 = 0x20  # the bit of AVX-512's first level in oneDNN's effective instruc
 
 # The host thread busy-waits, which takes a core from the kernels. With this setting it runs the kernels itself.
 _HOST = {"MS_DEV_HOST_BLOCKING_RUN": "1"}
-
-# `set_context` prints a warning about this setting, and what it recommends instead can't be undone.
-_SYNCHRONIZE = ms_ctx_param.pynative_synchronize
 
 _TOO_LATE = (
     f"For '%s', it is too late to set {_SHOWN}: a network has run in this process, and convolutions may take 15 times "
@@ -89,13 +86,11 @@ def synchronously() -> Iterator[None]:
 
     Otherwise a kernel that raises an error while later ones are launched may end the process with a segmentation fault.
     """
-    context = _context()
-    previous = context.get_param(_SYNCHRONIZE)
-    context.set_param(_SYNCHRONIZE, True)
+    previous = private.set_synchronous(True)
     try:
         yield
     finally:
-        context.set_param(_SYNCHRONIZE, previous)
+        private.set_synchronous(previous)
 
 
 def _set_variables(parameters: Iterable[Parameter]) -> tuple[dict[str, str], bool]:

@@ -8,9 +8,9 @@ from typing import Any, Callable
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, mint, nn, ops
-from mindspore.ops.primitive import jit_context
 
 from .. import _check
+from .private import jit_context, primitives_of
 
 _DIFFERENTIATE = "Differentiate with respect to 'optimizer.parameters'."
 _map = ops.HyperMap()
@@ -305,7 +305,7 @@ def check_dense(owner: str, network: nn.Cell, parameters: tuple) -> None:
     """Raise an error if gradients of these parameters are sparse: those of the rows of an embedding alone."""
     trained = {id(parameter) for parameter in parameters}
     for name, cell in network.cells_and_names():
-        is_lookup = any(getattr(primitive, "name", "") == _SPARSE for primitive in cell._primitives.values())
+        is_lookup = any(getattr(primitive, "name", "") == _SPARSE for primitive in primitives_of(cell))
         if is_lookup and any(id(parameter) in trained for parameter in cell.get_parameters()):
             rule = "one with dense gradients"
             _check.raise_invalid(ValueError, owner, "network", rule, f"the sparse ones of '{name}'", _USE_EMBEDDING)

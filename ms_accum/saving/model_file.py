@@ -12,15 +12,15 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import mindspore as ms
 from google.protobuf.message import DecodeError
 from mindspore import Parameter, Tensor, nn
-from mindspore.train.checkpoint_pb2 import Checkpoint
 
 from ..layers import COUNTER
 from ..network.parameters import as_array
+from ..network.private import Checkpoint
 from .files import write_whole
 from .training_state import CheckpointError as CheckpointError
 from .training_state import check_file, differences_of, kinds_of_arrays, read_arrays, shortened, write_arrays
@@ -195,6 +195,8 @@ def _kinds_in_ckpt(path: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     Raises:
         CheckpointError: If it is not a `.ckpt`, or a parameter has not as many bytes as its shape says.
     """
+    if Checkpoint is None:
+        return {name: (str(each.dtype), each.shape) for name, each in _read(path).items()}
     kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
     try:
         with open(path, "rb") as file:
@@ -236,7 +238,7 @@ def _end_of_values(file: BinaryIO, path: str) -> int:
     return size - tail
 
 
-def _values(file: BinaryIO, end: int) -> Iterator[Checkpoint.Value]:
+def _values(file: BinaryIO, end: int) -> Iterator[Any]:
     """Yield the values one by one."""
     while file.tell() < end:
         if file.read(1) != _VALUE:

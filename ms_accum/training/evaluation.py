@@ -9,8 +9,7 @@ from typing import Any, Callable
 import mindspore as ms
 import numpy as np
 from mindspore import Tensor, nn
-from mindspore.train import Loss
-from mindspore.train.metrics import get_metrics, names
+from mindspore.train import Loss, names
 
 from .. import _check
 from ..engine.config import WindowConfig
@@ -19,6 +18,7 @@ from ..loss.known_losses import of_network, runnable
 from ..loss.objective import Objective
 from ..loss.terms import Terms, terms_of
 from ..network.compiled import Compiled, call, check_compile, compiled
+from ..network.private import get_metrics
 from ..network.runtime import tune
 from ..network.training_mode import training_mode
 from ..ranks.group import broadcast_number, total

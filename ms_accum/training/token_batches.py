@@ -45,8 +45,8 @@ class TokenBatches:
         shapes (int): the most shapes of micro-batches. Default: 4.
         lengths (Optional[Sequence[int]]): the lengths of all samples, in any order. Default: ``None``, the samples are
             read once to find them.
-        longest (Optional[int]): the positions of a sample that are used; the rest is cut off. Default: ``None``, a
-            sample with more than `tokens` is an error.
+        longest (Optional[int]): the positions of a sample that are used; the rest is cut off. No row is longer, so give
+            the most that the network takes. Default: ``None``, a sample with more than `tokens` is an error.
         seed (Optional[int]): shuffles a list with this seed, in each epoch otherwise. Default: ``None``, samples are
             taken as they come, which for a dataset of MindSpore's may be another order in each epoch.
 
@@ -61,12 +61,12 @@ class TokenBatches:
     Examples:
         >>> import numpy as np
         >>> from ms_accum import TokenBatches
-        >>> sentences = [np.arange(1, length + 1) for length in (3, 9, 5, 30, 8, 7, 12)]
+        >>> sentences = [np.arange(1, length + 1) for length in (3, 9, 5, 30, 8, 7, 12, 14)]
         >>> batches = TokenBatches(sentences, tokens=32, shapes=2)
         >>> batches.shapes, len(batches)
-        ([Shape(rows=2, positions=16), Shape(rows=1, positions=32)], 4)
+        ([Shape(rows=2, positions=16), Shape(rows=1, positions=32)], 5)
         >>> [batch.shape for (batch,) in batches]
-        [(2, 16), (2, 16), (1, 32), (2, 16)]
+        [(2, 16), (1, 32), (2, 16), (2, 16), (2, 16)]
     """
 
     def __init__(
@@ -93,17 +93,23 @@ class TokenBatches:
         if seed is not None and (not self._is_list or _check.count(_OWNER, "seed", seed) < 0):
             remedy = "Shuffle where the samples come from."
             _check.raise_invalid(ValueError, _OWNER, "seed", "None unless 'samples' is a list", seed, remedy)
-        self._samples, self._seed, self._longest = samples, seed, longest
+        self._seed, self._longest = seed, longest
+        self.samples = samples
+        """Union[Sequence, Iterable, Dataset], the samples."""
         self._columns = _Columns(pad, sequences)
         self._rows_of_dataset: Iterator | None = None
         self.next_epoch = 0
         """int, the number of the epoch that is read next, on which the order of a list depends."""
         if lengths is None:
             lengths = [self._length(number, columns) for number, columns in self._read(shuffles=False)]
+        elif self._is_list and len(lengths) != len(samples):
+            _check.raise_invalid(ValueError, _OWNER, "lengths", f"{len(samples)} numbers, one a sample", len(lengths))
         found = np.array([self._used(number, length, most) for number, length in enumerate(lengths)], np.int64)
         if not found.size:
             _check.raise_invalid(ValueError, _OWNER, "samples", "samples", "none")
-        self.shapes = shapes_of(found, most, _check.positive_int(_OWNER, "shapes", shapes))
+        if found.min() < 1:  # those that were given; samples without positions are found when they are read
+            _check.raise_invalid(ValueError, _OWNER, "lengths", "numbers >= 1", int(found.min()))
+        self.shapes = shapes_of(found, most, _check.positive_int(_OWNER, "shapes", shapes), longest)
         """list[Shape], the shapes of micro-batches, from the shortest rows to the longest."""
         kinds = self._kind(found).tolist()
         sizes = [shape.rows * shape.positions for shape, _ in packed(zip(kinds, kinds), self.shapes)]
@@ -152,32 +158,32 @@ class TokenBatches:
     def _read(self, *, shuffles: bool) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
         """Yield the samples of an epoch with their numbers."""
         if self._is_list:
-            numbers = np.arange(len(self._samples))
+            numbers = np.arange(len(self.samples))
             if shuffles and self._seed is not None:
-                numbers = np.random.default_rng([self._seed, self.next_epoch]).permutation(len(self._samples))
+                numbers = np.random.default_rng([self._seed, self.next_epoch]).permutation(len(self.samples))
             self.next_epoch += shuffles
-            yield from ((int(number), self._columns.of(int(number), self._samples[int(number)])) for number in numbers)
+            yield from ((int(number), self._columns.of(int(number), self.samples[int(number)])) for number in numbers)
             return
         for number, sample in enumerate(self._samples_of_epoch(shuffles)):
             yield number, self._columns.of(number, sample)
 
     def _samples_of_epoch(self, shuffles: bool) -> Iterator[Any]:
         """Yield samples: of a dataset by one iterator for all epochs, as a new one would repeat the first order."""
-        if not hasattr(self._samples, "create_tuple_iterator"):
-            yield from self._samples
+        if not hasattr(self.samples, "create_tuple_iterator"):
+            yield from self.samples
             return
         options = {"output_numpy": True, "num_epochs": -1 if shuffles else 1}
         rows, self._rows_of_dataset = self._rows_of_dataset, None
         if rows is None or not shuffles:
-            rows = self._samples.create_tuple_iterator(**options)
+            rows = self.samples.create_tuple_iterator(**options)
         yield from map(tuple, rows)
         if shuffles:  # an epoch that is not read to its end begins anew
             self._rows_of_dataset = rows
 
 
-def shapes_of(lengths: np.ndarray, tokens: int, most: int) -> list[Shape]:
+def shapes_of(lengths: np.ndarray, tokens: int, most: int, longest: int | None = None) -> list[Shape]:
     """Return at most this number of shapes with which samples of these lengths need the fewest positions."""
-    rounded = np.minimum(-(-lengths // _MULTIPLE) * _MULTIPLE, tokens)
+    rounded = np.minimum(-(-lengths // _MULTIPLE) * _MULTIPLE, longest or tokens)
     positions, counts = np.unique(rounded, return_counts=True)
     before = np.concatenate(([0], np.cumsum(counts)))
     # Of the fewest positions for the shortest samples with one shape, with two, ...: the last shape ends with length j,

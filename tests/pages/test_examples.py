@@ -46,7 +46,7 @@ FEATURES = {
     "several_processes": EVALUATION,
 }
 # Each has a test of its own.
-OTHERS = ("contrastive", "language_model", "no_sync", "several_terms", "skipped_windows", "tensorboard")
+OTHERS = ("contrastive", "language_model", "lengths", "no_sync", "several_terms", "skipped_windows", "tensorboard")
 
 
 def run(program, folder, *flags, launcher=()):
@@ -179,6 +179,15 @@ def test_several_terms_shows_error_of_single_weight(tmp_path):
     assert differ(shown("several_terms"), done.stdout.splitlines()) == []
     miss = dict(re.findall(r"^(.+): relative difference of the gradient (\S+)$", done.stdout, re.MULTILINE))
     assert float(miss["terms"]) < 1e-6 and all(float(miss[f"one weight, {name}"]) > 1e-2 for name in ("rows", "tokens"))
+
+
+@pytest.mark.slow
+def test_lengths_pads_less_with_few_shapes(tmp_path):
+    done = run("lengths", tmp_path, "--epochs=2")
+    assert (done.returncode, done.stderr) == (0, "")
+    shapes, padding, *_, last = done.stdout.splitlines()
+    assert shapes == "24 micro-batches of 32 x 16, 21 x 24, 12 x 40, 8 x 64"
+    assert (padding, last) == ("padding 24%; with one shape 64%", "12 updates for 18,244 words")
 
 
 @pytest.mark.slow

@@ -74,6 +74,12 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--config=sizes.yaml": "'layers' must be left out: lenet5 by momentum has none",
     "--config=beta2.yaml": "'beta2' must be left out: lenet5 by momentum has none",
     "--config=min_lr.yaml": "'min_lr' needs --lr_decay",
+    "--config=tokens.yaml": "'tokens' must be left out: lenet5 by momentum has none",
+    "--config=tokens.yaml --model=gpt": "'tokens' and 'window_weight' must be given together",
+    "--config=short.yaml": "'tokens' must be >= 64, the context, but got 50",
+    "--config=lines.yaml --batch_size=4": "argument --batch_size: must be left out with 'tokens'",
+    "--config=lines.yaml --mini_steps=4": "argument --mini_steps: must be left out with 'window_weight'",
+    "--config=lines.yaml --warmup_updates=9": "argument --max_updates: must be given with 'window_weight'",
 }
 FILES = {
     "list.yaml": "- lr\n",
@@ -85,6 +91,9 @@ FILES = {
     "sizes.yaml": "layers: 2\n",
     "beta2.yaml": "beta2: 0.9\n",
     "min_lr.yaml": "min_lr: 0.1\n",
+    "tokens.yaml": "tokens: 512\n",
+    "short.yaml": "model: gpt\ntokens: 50\nwindow_weight: 100\n",
+    "lines.yaml": "model: gpt\ntokens: 512\nwindow_weight: 2000\n",
 }
 
 

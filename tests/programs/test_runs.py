@@ -72,6 +72,23 @@ def test_text_is_trained_and_evaluated(capsys):
 
 
 @pytest.mark.slow
+def test_lines_of_different_lengths_are_trained_resumed_and_evaluated(capsys):
+    sizes = "layers: 1\nheads: 1\nwidth: 8\ncontext: 80\n"
+    Path("lines.yaml").write_text(f"model: gpt\n{sizes}tokens: 512\nwindow_weight: 1000\n")
+    config, rate = "--config=lines.yaml", "--lr_decay=linear"
+    assert train(config, rate, "--max_updates=5", "--output_dir=whole") == 0
+    result, lines = result_of(capsys.readouterr().out), metrics_of("whole")
+    assert [line["update"] for line in lines if "update" in line] == [1, 2, 3, 4, 5]
+    assert evaluate("--ckpt_path=whole/gradient_accumulation.ckpt") == 0
+    assert result_of(capsys.readouterr().out) == pytest.approx(result, rel=1e-6)
+    assert train(config, "--max_updates=3", "--output_dir=short") == 0
+    assert "updates 3, in short" in capsys.readouterr().out
+    assert train("--resume", "--output_dir=short", "--max_updates=5") == 0
+    assert train(config, "--max_updates=5", "--output_dir=constant") == 0
+    assert state_of("short") == state_of("constant") != state_of("whole")
+
+
+@pytest.mark.slow
 def test_average_is_evaluated_and_saved(capsys):
     assert train(*QUICK, "--epochs=2", "--ema=0.5", "--amp=O2", "--lr_decay=linear", "--zero=1") == 0
     result = result_of(capsys.readouterr().out)
@@ -224,7 +241,7 @@ def test_rank_that_waits_for_its_scheduler_ends(number, tmp_path):
         if "9" in line and "onnect" in line:
             break
     process.send_signal(number)
-    assert process.wait(timeout=20) == -number
+    assert process.wait(timeout=100) == -number
     process.stderr.close()
     process.stdout.close()
 

@@ -144,9 +144,9 @@ def test_bar_shows_progress_of_run():
     assert last.endswith("loss 0.0833, lr 0.25, 1,024 rows/s]")
 
 
-def test_bar_counts_updates_if_total_is_unknown():
+def test_bar_counts_samples_if_updates_are_unknown():
     last = frames(drawn(record(1), record(2)))[-1]
-    assert last.startswith("epoch 1/1 2 updates [") and last.endswith("loss 0.5000, lr 0.25, 1,024 rows/s]")
+    assert last.startswith("epoch 1/1 256 samples [") and last.endswith("loss 0.5000, lr 0.25, 1,024 rows/s]")
 
 
 def test_skipped_window_prints_line_above_bar():
@@ -183,4 +183,4 @@ def test_notebook_without_widgets_gets_a_bar_and_no_warning(monkeypatch, capsys)
 def test_bar_of_resumed_run_continues():
     text = frames(drawn(record(371), updates=4320, cur_step_num=370))
     assert text[0].startswith("8%|") and " 370/4690 " in text[0] and " 371/4690 " in text[-1]
-    assert frames(drawn(record(371), cur_step_num=370))[-1].startswith("epoch 1/1 371 updates [")
+    assert frames(drawn(record(371), cur_step_num=370))[-1].startswith("epoch 1/1 128 samples [")

@@ -9,9 +9,20 @@ import numpy as np
 import pytest
 from mindspore import nn, ops
 from mindspore.dataset import GeneratorDataset
+from mindspore.train import Callback, Model
 
 from helpers import micro_batch, run, seen_gradient, slope_driver
-from ms_accum import Checkpointer, GradientAccumulation, Stopped, TokenBatches
+from ms_accum import (
+    AccumulatedTrainStep,
+    Accumulator,
+    Checkpointer,
+    FlushTail,
+    GradientAccumulation,
+    Stopped,
+    TokenBatches,
+    evaluate,
+    verify,
+)
 from ms_accum.training.token_batches import shapes_of
 from runs import stop_after
 
@@ -97,6 +108,7 @@ def test_columns():
 def test_longer_samples_are_cut_if_asked():
     data = TokenBatches([np.arange(1, 41), np.arange(1, 4)], 32, longest=20)
     assert rows_in(data) == [(1, 2, 3), tuple(range(1, 21))]
+    assert [shape.positions for shape in data.shapes] == [8, 20]  # not rounded to what a network can't take
 
 
 @pytest.mark.parametrize(
@@ -113,6 +125,8 @@ def test_longer_samples_are_cut_if_asked():
         ([[1]], {"longest": 9}, "'longest' must be at most 8, as 'tokens', but got 9"),
         ([[1]], {"pad": (0, 1)}, "'pad' must be a number, or one for each of the 1 column of a sample, but got"),
         ([[1]], {"sequences": [1]}, "'sequences' must be columns with positions, of 1, but got .1."),
+        ([[1], [2]], {"lengths": [1]}, "'lengths' must be 2 numbers, one a sample, but got 1"),
+        ([[1], [2]], {"lengths": [1, 0]}, "'lengths' must be numbers >= 1, but got 0"),
         ([3], {}, "'sequences' must be columns with positions, of 1, but got .."),
         ((row for row in [[1]]), {}, "'samples' must be a list, a dataset, or an object whose '__iter__' starts anew"),
         ({(1,)}, {"seed": 1}, "'seed' must be None unless 'samples' is a list, but got 1"),
@@ -176,6 +190,124 @@ def test_gradient_is_that_of_one_padded_batch(distribution):
     by_rows._step.objective.weight._weight = lambda words, labels: words.shape[0]
     run(by_rows, data, len(data))
     assert miss_of(table_of(by_rows) - before, expected) > 1e-3
+
+
+# In every way to train
+
+
+def one_batch(samples):
+    """Return all samples padded to the longest, as one batch."""
+    (batch,) = packed(samples, 50 * len(samples), shapes=1)
+    return batch
+
+
+def test_clipped_window_is_that_of_one_padded_batch():
+    samples = samples_of(lengths_of("lognormal", 30))
+    data = packed(samples, seed=1)
+    model, large = driver_of(clip_norm=0.01), driver_of(clip_norm=0.01)
+    run(model, data, len(data))
+    run(large, [one_batch(samples)], 1)
+    before = Tagger().table.embedding_table.asnumpy()
+    assert np.linalg.norm(table_of(large) - before) == pytest.approx(0.01, rel=1e-4)
+    assert miss_of(table_of(model) - before, table_of(large) - before) < 1e-4
+
+
+def train_in_loop(data, network, optimizer):
+    accumulator = Accumulator(optimizer, len(data), reduction="mean")
+    grad_fn = ms.value_and_grad(lambda *columns: loss_of(network(columns[0]), columns[1]), None, optimizer.parameters)
+    for columns in data:
+        _, grads = grad_fn(*map(ms.Tensor, columns))
+        accumulator(grads, float(counted(*columns)))
+    assert int(accumulator.updates) == 1
+
+
+def train_in_model(data, network, optimizer):
+    step = AccumulatedTrainStep((network, loss_of), optimizer, 3 * len(data), weight=counted)
+    dataset = GeneratorDataset(data, ["words", "labels"], shuffle=False)
+    Model(step).train(1, dataset, callbacks=[FlushTail()], dataset_sink_mode=False)
+    assert step.updates == 1
+
+
+@pytest.mark.parametrize("train", [train_in_loop, train_in_model])
+def test_other_ways_to_train_equal_one_padded_batch(train):
+    samples = samples_of(lengths_of("two peaks", 30))
+    network, large = Tagger(), driver_of()
+    before = network.table.embedding_table.asnumpy().copy()
+    train(packed(samples), network, nn.SGD(network.trainable_params(), 1.0))
+    run(large, [one_batch(samples)], 1)
+    assert miss_of(network.table.embedding_table.asnumpy() - before, table_of(large) - before) < 1e-6
+
+
+def test_model_reads_the_epochs_of_a_list_one_after_the_other():
+    data, again = (packed(samples_of(lengths_of("uniform")), seed=1) for _ in range(2))
+    rows = GeneratorDataset(data, ["words", "labels"], shuffle=False).create_tuple_iterator(num_epochs=2)
+    for _ in range(2):
+        assert [words.asnumpy().tolist() for words, _ in rows] == [words.tolist() for words, _ in again]
+
+
+def test_verify_takes_a_micro_batch():
+    batch = max(packed(samples_of(lengths_of("uniform"))), key=lambda columns: columns[0].shape[0])
+    assert verify(Tagger(), loss_of, batch, 2, weight=counted).ok
+    wrong = verify(Tagger(), loss_of, batch, 2)
+    assert not wrong.ok and "weight=" in wrong.diagnosis
+
+
+def test_micro_batch_with_nan_is_left_out():
+    """Of vectors: the rest of the window counts."""
+    rng = np.random.RandomState(0)
+    samples = [(rng.randn(length, 3).astype(np.float32), np.full(length, 1)) for length in (8, 8, 7, 5, 6, 4)]
+    samples[2][0][0] = np.nan
+
+    def mean(x, labels):
+        return ops.sum(x * ops.expand_dims(labels, 2).astype(ms.float32)) / ops.sum(labels).astype(ms.float32)
+
+    class Scaled(nn.Cell):
+        def __init__(self):
+            super().__init__()
+            self.w = ms.Parameter(ms.Tensor(np.zeros(3), ms.float32), name="w")
+
+        def construct(self, x):
+            return x * self.w
+
+    def trained(data, **options):
+        network = Scaled()
+        weight = {"weight": lambda x, labels: labels.sum(), "check": "off"}
+        model = GradientAccumulation(network, mean, nn.SGD([network.w], 1.0), **weight, **options)
+        run(model, data, len(data))
+        return network.w.asnumpy()
+
+    left = [samples[number] for number in (0, 1, 4, 5)]  # two rows in a micro-batch
+    expected = trained(TokenBatches(left, 64, shapes=1))
+    assert np.isfinite(expected).all() and expected.any()
+    found = trained(TokenBatches(samples, 16), nonfinite="skip_micro")
+    assert np.allclose(found, expected, rtol=1e-6)
+
+
+class EvalLoss(Callback):
+    """Keeps the loss of the evaluation."""
+
+    def on_eval_end(self, run_context):
+        self.loss = run_context.original_args().eval_results["eval_loss"]
+
+
+def test_evaluation_is_that_of_one_padded_batch():
+    samples, found = samples_of(lengths_of("lognormal", 30)), []
+    for valid in (packed(samples), [one_batch(samples)]):
+        seen = EvalLoss()
+        run(driver_of(), packed(samples), 5, valid_dataset=valid, callbacks=seen)
+        found.append(seen.loss)
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+
+
+def test_evaluate_counts_rows_of_padding():
+    """What the page says: divide by the number of samples."""
+
+    class Last(nn.Cell):
+        def construct(self, words):
+            return ops.one_hot(words[:, 0], WORDS)
+
+    data = TokenBatches([(np.full(length, length), length) for length in (3, 1, 2)], 32, pad=(0, IGNORED))
+    assert evaluate(Last(), data) == (3, 4)
 
 
 # Windows by what they count

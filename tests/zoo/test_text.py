@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from model_zoo import DataError, create_text_dataset
-from model_zoo.data.text import IGNORED
+from model_zoo.data.text import IGNORED, Lines
 
 pytestmark = pytest.mark.host
 TEXT = "To be, or not to be: that is the question.\n" * 3
@@ -40,6 +40,20 @@ def test_each_token_is_predicted_once(file, context):
         assert text_of(dataset, targets[counts]) == split[1:] and text_of(dataset, tokens[counts]) == split[:-1]
         assert not tokens[~counts].any() and tokens.shape[1] == targets.shape[1] == context
         assert tokens.dtype == targets.dtype == np.int32
+
+
+def test_each_line_is_a_sample(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\nthe second line\n" + "x" * 9)
+    (tmp_path / "b.txt").write_text("another\nthe rest is the test split")
+    shards = [Lines(tmp_path, usage="train", context=10, num_shards=2, shard_id=shard) for shard in (0, 1)]
+    read = shards[0].data.vocabulary.decode
+    samples = [[tuple(map(read, shard[number])) for number in range(len(shard))] for shard in shards]
+    first = [("one", "ne\n"), (" line", "line\n"), ("another", "nother\n"), ("s the te", " the tes")]
+    assert samples == [first, [("the second", "he second "), ("x" * 8, "x" * 8), ("the rest i", "he rest is")]]
+    assert [shard.lengths.tolist() for shard in shards] == [[len(tokens) for tokens, _ in each] for each in samples]
+    assert shards[0].rows == sum(map(len, shards)) and shards[0].fingerprint == shards[1].fingerprint
+    with pytest.raises(ValueError, match="'num_shards' must be an int in .1, 7."):
+        Lines(tmp_path, usage="train", context=10, num_shards=99)
 
 
 def test_documents_of_a_folder_do_not_run_into_each_other(tmp_path):
