@@ -65,12 +65,10 @@ class ColumnsCheck:
 
         Then it is worth a forward to find out before a graph is compiled.
         """
-        if self._name not in _CLASS_LOSSES or len(self._columns) < 2:
-            return False
         *_, last = (), *(each.shape for each in network.get_parameters())
-        if not last:
+        if self._name not in _CLASS_LOSSES or not self._columns[self._inputs :] or not last:
             return False
-        labels = self._columns[1]
+        labels = self._columns[self._inputs]
         is_sparse = self._options("sparse") if self._name == _CLASS_LOSSES[0] else _is_integer(labels.dtype)
         if not is_sparse:
             return labels.shape[1:] != last[:1]

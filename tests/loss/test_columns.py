@@ -255,9 +255,23 @@ def test_labels_are_rejected_before_a_graph_is_compiled(labels, network, compile
     assert not compiles and not list(tmp_path.iterdir())
 
 
+class Sum(Small):
+    """Takes two columns."""
+
+    def construct(self, x, y):
+        return self.dense(ops.flatten(self.conv(x + y)))
+
+
+@pytest.mark.default
+def test_labels_after_several_inputs_are_rejected_before_a_graph_is_compiled(compiles):
+    assert "labels from 0 to 2" in rejected(driver(Sum(), inputs=2), (IMAGES, IMAGES, LABELS + 3))
+    assert not compiles
+
+
 @pytest.mark.default
 def test_usual_labels_cost_no_forward_outside_graphs(monkeypatch):
     monkeypatch.setattr(Objective, "_try_outside_graphs", None)
+    run(driver(Sum(), inputs=2), [(IMAGES, IMAGES, LABELS)] * 2, 2)
     for labels, loss_fn in ((LABELS, "sparse"), (ONE_HOT, DENSE), (LABELS, nn.CrossEntropyLoss())):
         run(driver(loss_fn=loss_fn), [(IMAGES, labels)] * 2, 2)
 

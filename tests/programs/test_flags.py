@@ -25,8 +25,8 @@ from programs.flags import (
     learning_rate,
     length_of,
     mini_steps_of,
-    rows_per_update,
     training_flags,
+    window_of,
 )
 from programs.tasks import begin_with, facts_of, task_of
 from running import ROOT, error_of, evaluate, train
@@ -271,32 +271,32 @@ def test_three_names_of_the_window_are_one_flag():
         assert training_flags([f"--{name}=3"]).mini_steps == 3
 
 
-def window_of(*argv, ranks=1):
+def shown_window(*argv, ranks=1):
     args = training_flags(argv)
     args.mini_steps = mini_steps_of(args, ranks)
-    return rows_per_update(args, ranks)
+    return window_of(args, ranks)
 
 
 def test_rows_of_an_update_are_said():
-    assert window_of("--batch_size=32", "--mini_steps=4") == "128 rows per update (4 micro-batches of 32)"
-    assert window_of("--mini_steps=1", ranks=2) == "64 rows per update (1 micro-batch of 32 on each of 2 ranks)"
+    assert shown_window("--batch_size=32", "--mini_steps=4") == "128 rows per update (4 micro-batches of 32)"
+    assert shown_window("--mini_steps=1", ranks=2) == "64 rows per update (1 micro-batch of 32 on each of 2 ranks)"
     growing = "32 rows per update (1 micro-batch of 32), 64 rows per update (2 micro-batches of 32) from update 9"
-    assert window_of("--mini_steps=0:1,9:2") == growing
+    assert shown_window("--mini_steps=0:1,9:2") == growing
 
 
 def test_rows_of_an_update_decide_the_window():
     flags = ("--batch_size=16", "--effective_batch_size=96")
-    assert window_of(*flags) == "96 rows per update (6 micro-batches of 16)"
-    assert window_of(*flags, ranks=3) == "96 rows per update (2 micro-batches of 16 on each of 3 ranks)"
+    assert shown_window(*flags) == "96 rows per update (6 micro-batches of 16)"
+    assert shown_window(*flags, ranks=3) == "96 rows per update (2 micro-batches of 16 on each of 3 ranks)"
     with pytest.raises(FlagError, match="must be a multiple of 64, the --batch_size 16 of 4 ranks, but got 96"):
-        window_of(*flags, ranks=4)
+        shown_window(*flags, ranks=4)
 
 
 def test_window_of_the_command_line_replaces_that_of_a_file():
     Path("rows.yaml").write_text("effective_batch_size: 64\n")
     Path("steps.yaml").write_text("mini_steps: 8\n")
-    assert window_of("--config=rows.yaml", "--mini_steps=3").startswith("96 ")
-    assert window_of("--config=steps.yaml", "--effective_batch_size=64").startswith("64 ")
+    assert shown_window("--config=rows.yaml", "--mini_steps=3").startswith("96 ")
+    assert shown_window("--config=steps.yaml", "--effective_batch_size=64").startswith("64 ")
     args = training_flags(["--config=rows.yaml"])
     assert args.saved["effective_batch_size"] == 64 and "mini_steps" not in args.saved  # resumed on other ranks, too
 
