@@ -54,25 +54,45 @@ def pytest_collection_finish():
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
     if SHARE:
-        several = item.get_closest_marker("several") or "job" in item.fixturenames
+        several = item.get_closest_marker("ranks") or "job" in item.fixturenames
         os.sched_setaffinity(0, CORES if several else SHARE)
 
 
-# The ways in which networks run. "default": MindSpore's default mode, in which ours are compiled, as users run them.
-# "eager": the same mode, with nothing compiled (MS_JIT=0 is MindSpore's own switch), which is faster for small tests.
-MODES = {
-    "default": ["default"],
-    "graph": [ms.GRAPH_MODE],
-    "host": ["eager"],
-    "both": ["eager", "default", pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
+# How networks run. "default": in MindSpore's default mode, in which ours are compiled, as users run them. "eager": the
+# same mode, with nothing compiled (MS_JIT=0 is MindSpore's own switch), which is faster for small tests.
+MODES = {  # of the fixtures below; the first that a test has, its own or its file's, counts
+    "each_mode": ["eager", "default", pytest.param(ms.GRAPH_MODE, marks=pytest.mark.slow)],
+    "graph_mode": [ms.GRAPH_MODE],
+    "default_mode": ["default"],
+    "eager": ["eager"],
 }
 
 
 def pytest_generate_tests(metafunc):
-    """Let a test run in the modes that its nearest mark names; without one in MindSpore's default mode, compiled."""
-    mark = next((mark.name for mark in metafunc.definition.iter_markers() if mark.name in MODES), "default")
-    if mark != "default":
-        metafunc.parametrize("mode", MODES[mark], indirect=True, scope="module", ids=lambda mode: MODE_NAMES[mode])
+    """Let a test run in the modes of its fixture; without one as users run networks, compiled in the default mode."""
+    modes = next((modes for name, modes in MODES.items() if name in metafunc.fixturenames), None)
+    if modes not in (None, ["default"]):
+        metafunc.parametrize("mode", modes, indirect=True, scope="module", ids=lambda mode: MODE_NAMES[mode])
+
+
+@pytest.fixture
+def each_mode():
+    """Compile nothing, and compile, and in the slow part in graph mode."""
+
+
+@pytest.fixture
+def graph_mode():
+    """Run in graph mode."""
+
+
+@pytest.fixture
+def default_mode():
+    """Compile, in a file whose other tests do not."""
+
+
+@pytest.fixture
+def eager():
+    """Compile nothing."""
 
 
 MODE_NAMES = {"default": "default", "eager": "eager", ms.GRAPH_MODE: "graph", ms.PYNATIVE_MODE: "pynative"}

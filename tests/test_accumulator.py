@@ -81,7 +81,7 @@ def test_window_of_weight_0_is_skipped(window):
     assert [int(fed.accumulator.updates), int(fed.accumulator.skipped), fed.applied] == [1, 1, [[3.0]]]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_flush_is_compiled_if_step_is_compiled():
     """Outside graphs, an experimental optimizer could not be compiled again for another shape."""
     parameters = make_parameters((2,))
@@ -281,7 +281,7 @@ def test_optimizers_unsupported_on_cpu_are_rejected(make, instead):
         Accumulator(optimizer, 2)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_optimizers_of_mint_outside_graphs_are_rejected():
     """They would count updates and leave the weights as they are."""
     message = "one that trains, but got mint.optim.SGD in PyNative mode. Use compile=True, or mindspore.experimental"

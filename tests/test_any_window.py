@@ -36,14 +36,14 @@ def fresh(count):
     return range(first, first + count)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_random_programs_match_the_simulator(way, tmp_path):
     check_seeds(way, FIXED[way], tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_more_random_programs_match_the_simulator(way, tmp_path):
     check_seeds(way, fresh(MORE), tmp_path)
@@ -61,7 +61,7 @@ def test_more_compiled_random_programs_match_the_simulator(way, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 @pytest.mark.parametrize("way", WAYS)
 def test_random_programs_match_the_simulator_in_graph_mode(way, tmp_path):
     check_seeds(way, fresh(MORE_COMPILED), tmp_path, compiled=True)
@@ -76,19 +76,19 @@ def run_on_ranks(ranks, first, count, folder, groups=1):
     assert [json.loads((folder / f"ran{number}.json").read_text()) for number in range(groups)] == [count] * groups
 
 
-@pytest.mark.several
+@pytest.mark.ranks
 def test_random_programs_on_two_ranks_match_the_simulator(tmp_path):
     run_on_ranks(2, *ON_RANKS, tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.several
+@pytest.mark.ranks
 def test_random_programs_in_two_groups_match_the_simulator(tmp_path):
     run_on_ranks(4, *ON_RANKS, tmp_path, groups=2)
 
 
 @pytest.mark.slow
-@pytest.mark.several
+@pytest.mark.ranks
 @pytest.mark.parametrize("ranks", [3])
 def test_more_random_programs_on_ranks_match_the_simulator(ranks, tmp_path):
     run_on_ranks(ranks, fresh(1)[0], MORE_ON_RANKS, tmp_path)

@@ -27,7 +27,7 @@ from ms_accum import Checkpointer, GradientAccumulation, evaluate
 from ms_accum.training.runners import ByCalls, ByLoops
 from reference import digest
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def linear_driver(loss=None, make=nn.SGD, lr=1.0, **options):
@@ -220,7 +220,7 @@ def test_frozen_parameter_is_rejected():
         GradientAccumulation(network, nn.MSELoss(), optimizer)
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 @pytest.mark.parametrize("window", [1, 2])
 def test_failed_micro_batch_discards_window(window):
     model = slope_driver(tail="carry", check="off")
@@ -231,7 +231,7 @@ def test_failed_micro_batch_discards_window(window):
     assert seen_gradient(model) == [3 if window > 1 else 1 + 3]
 
 
-@pytest.mark.both
+@pytest.mark.usefixtures("each_mode")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
 def test_interrupted_micro_batch_leaves_no_state(error, monkeypatch):
     """Whatever runs it, it is not the last of its window: that one has updated."""
@@ -264,7 +264,7 @@ class Frozen(nn.Cell):
         return self.head(self.backbone(x))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_subnetwork_in_evaluation_mode_stays_in_it(rng):
     network = Frozen()
     network.set_train()
@@ -350,7 +350,7 @@ def test_unwritable_ckpt_path_is_rejected_before_training(path, match):
 # Changes between two runs
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 @pytest.mark.parametrize("window", [1, 2])
 def test_weights_loaded_between_runs_are_trained(window):
     model = slope_driver()

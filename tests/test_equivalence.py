@@ -84,13 +84,13 @@ def check(name):
     assert digest(values(ours.get_parameters())) == digest(values(plain.get_parameters()))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name not in OF_MINT])
 def test_optimizer_does_the_same_as_with_large_batches(name):
     check(name)
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 @pytest.mark.parametrize("name", OF_MINT)
 def test_optimizer_of_mint_does_the_same_as_with_large_batches(name):
     check(name)

@@ -40,7 +40,7 @@ def test_evaluate_restores_training_mode(training):
     assert network.modes == [training, False] and network.training is training
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_each_cell_has_its_mode_again():
     network = nn.SequentialCell(nn.Dense(3, 4), nn.Dropout(p=0.5)).set_train()
     network[1].set_train(False)

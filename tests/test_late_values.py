@@ -50,7 +50,7 @@ def test_late_values_train_like_others(way, late, rng):
     assert miss(found, expected, 1e-6) <= 1 and miss([weight], [expected[0]], 1e-5) >= 100
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_weight_whose_copy_took_its_values_gets_values_of_its_own():
     """MindSpore raises an error for it: a copy made outside the block has the values, and the weight none."""
     with no_init_parameters():

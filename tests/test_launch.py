@@ -14,7 +14,7 @@ import pytest
 
 from helpers import gone
 
-pytestmark = pytest.mark.several
+pytestmark = pytest.mark.ranks
 ROOT = Path(__file__).resolve().parents[1]
 BEGIN = "import json, os, signal, subprocess, sys, time\nrank = int(os.environ['RANK_ID'])\n"
 # Each rank saves when a signal comes: rank 0 for seconds after rank 1 has ended.
@@ -208,7 +208,7 @@ def test_plain_program_is_interrupted_in_a_sum_over_ranks(tmp_path):
     assert all(map(gone, pids))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

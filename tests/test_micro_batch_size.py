@@ -12,7 +12,7 @@ import pytest
 
 from ms_accum import find_micro_batch_size, micro_batch_size
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 GIB = 2**30
 
 

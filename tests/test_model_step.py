@@ -79,7 +79,7 @@ def positive(x, y):
     return (y > 0).sum()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("weight", [1e-20, 1e20])
 def test_size_of_weights_does_not_matter(weight):
     """Each is divided by their sum before it multiplies anything."""
@@ -108,7 +108,7 @@ def trained_with_sums(way, window, data, loss_fn=SUMMED["sums"], **options):
     return [parameter.asnumpy() for parameter in optimizer.get_parameters()], system
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", ["driver", "step"])
 @pytest.mark.parametrize("loss", SUMMED)
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_sum_over_no_labels_is_zero_and_updates(way, loss, options):
             assert miss(parameters, trained_with_sums(way, 1, large)[0], 1e-5, 1e-7) <= 1
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("window", [1, 2])
 def test_window_without_labels_does_not_hide_nan(window):
     """It was counted as one that is not finite, and then the next NaN was not."""
@@ -142,7 +142,7 @@ def test_window_without_labels_does_not_hide_nan(window):
 # What callbacks see
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_tail_is_applied_before_evaluation_and_saving(tmp_path):
     trained, evaluated = Trained(), []
 
@@ -191,7 +191,7 @@ def train_resumable(folder, stop=None, epochs=2):
     return losses.seen, (state, trained.step.updates)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_resuming_before_epoch_end_warns(tmp_path):
     train_resumable(tmp_path, 7)
     with pytest.warns(
@@ -200,7 +200,7 @@ def test_resuming_before_epoch_end_warns(tmp_path):
         SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(make_micro_batches()))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_data_set_of_a_resumed_run_begins_anew_after_it(tmp_path):
     train_resumable(tmp_path, 5)
     trained, data = Trained(), dataset(make_micro_batches())
@@ -209,7 +209,7 @@ def test_data_set_of_a_resumed_run_begins_anew_after_it(tmp_path):
     assert len(list(data.create_tuple_iterator(num_epochs=1))) == data.get_dataset_size()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_restored_weights_are_saved(tmp_path):
     """The state of the last window is saved already when EarlyStopping loads the best epoch's weights."""
     trained, data = Trained(lr=8.0, make=nn.SGD, clip_norm=None), dataset(make_micro_batches())
@@ -221,7 +221,7 @@ def test_restored_weights_are_saved(tmp_path):
     np.testing.assert_array_equal(other.weights[0], trained.weights[0])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_stop_request_saves_open_window(tmp_path):
     trained, data = Trained(), dataset(make_micro_batches())
     states = SaveStates(Checkpointer(tmp_path / "stopped"), trained.step, data)
@@ -231,7 +231,7 @@ def test_stop_request_saves_open_window(tmp_path):
     assert train_resumable(tmp_path / "stopped")[1] == train_resumable(tmp_path / "whole")[1]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -252,14 +252,14 @@ def test_mismatched_resumed_run_is_rejected(tmp_path, options, message):
         trained.model.train(2, trained_on, callbacks=[states, FlushTail()], initial_epoch=initial)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_epochs_of_another_length_are_rejected(tmp_path):
     train_resumable(tmp_path, 4)
     with pytest.raises(CheckpointError, match="has epochs of 7 batches, but this data set has 3"):
         SaveStates(Checkpointer(tmp_path, resume="auto"), Trained().step, dataset(make_micro_batches([8] * 3)))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_save_states_cannot_be_reused(tmp_path):
     trained, data = Trained(), dataset(make_micro_batches())
     states = SaveStates(Checkpointer(tmp_path), trained.step, data)
@@ -268,7 +268,7 @@ def test_save_states_cannot_be_reused(tmp_path):
         trained.model.train(1, data, callbacks=[states, FlushTail()])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_restarted_counting_callbacks_warn(tmp_path):
     train_resumable(tmp_path, 9)
     trained, data = Trained(), dataset(make_micro_batches())
@@ -281,19 +281,19 @@ def test_restarted_counting_callbacks_warn(tmp_path):
 # Invalid arguments
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_invalid_number_of_steps_is_rejected():
     with pytest.raises(ValueError, match="'gradient_accumulation_steps' must be an int >= 1, but got 0"):
         Trained(gradient_accumulation_steps=0)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_loss_function_as_network_is_rejected():
     with pytest.raises(TypeError, match="'network' must be a Cell, or a Cell and its loss function, but got function"):
         AccumulatedTrainStep(positive, nn.SGD(network_of().trainable_params(), 0.1))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_flush_tail_requires_accumulated_train_step():
     network = network_of()
     model = Model(network, cross_entropy(), nn.SGD(network.trainable_params(), 0.1))
@@ -301,7 +301,7 @@ def test_flush_tail_requires_accumulated_train_step():
         model.train(1, dataset(make_micro_batches()), callbacks=[FlushTail()])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("weight", [1e-39, 1e-31, 3e38])
 def test_loss_and_gradient_do_not_depend_on_the_size_of_weights(weight):
     network = Slope()
@@ -313,7 +313,7 @@ def test_loss_and_gradient_do_not_depend_on_the_size_of_weights(weight):
     assert float(step(*micro_batch(3.0)).asnumpy()) == pytest.approx(-4.0)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_run_without_flush_tail_is_warned_of_once():
     """In a loop of the user's nothing is missing: it calls `flush`."""
     network, ones = Slope(), dataset([micro_batch(1)] * 3)
@@ -325,7 +325,7 @@ def test_run_without_flush_tail_is_warned_of_once():
     assert len(caught) == 1 and step.updates == 3
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_model_with_loss_and_step_is_rejected():
     trained = Trained()
     model = Model(trained.step, loss_fn=cross_entropy())
@@ -336,7 +336,7 @@ def test_model_with_loss_and_step_is_rejected():
 # The edges of an epoch
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_step_called_by_hand_after_an_interrupted_run_has_complete_windows():
     """Not one that ends where the interrupted epoch would have ended."""
 
@@ -369,7 +369,7 @@ class Normalized(nn.Cell):
         return self.head(self.norm(ops.flatten(x)))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("evaluates", [False, True])
 @pytest.mark.filterwarnings("ignore:BatchNorm")
 def test_window_that_a_stop_ends_is_trained_also_after_an_evaluation(evaluates):
@@ -389,7 +389,7 @@ def test_window_that_a_stop_ends_is_trained_also_after_an_evaluation(evaluates):
     assert step.updates == 1 and network.norm.moving_mean.asnumpy().all()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.filterwarnings("ignore:.*without the callback FlushTail")
 @pytest.mark.parametrize("stop", [*range(1, 15), None])
 def test_windows_that_cross_epochs_are_resumed(stop, tmp_path):
@@ -416,7 +416,7 @@ def test_windows_that_cross_epochs_are_resumed(stop, tmp_path):
     assert train(3, tmp_path) == train(3)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_predicting_returns_the_output_and_does_not_train():
     """By hand a step trains after `set_train`."""
     trained = Trained(gradient_accumulation_steps=1)
@@ -445,7 +445,7 @@ def test_predictions_are_those_of_the_average():
     assert predicted != pytest.approx(float(network(*micro_batch(1)).asnumpy()))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_skipped_windows_warn_and_too_many_end_run():
     bad = [(Tensor(np.full((8, 6), np.nan, np.float32)), y) for _, y in make_micro_batches([8] * 30)]
     with pytest.warns(RuntimeWarning, match="1 window skipped in epoch 1"):
@@ -479,7 +479,7 @@ GOOD = make_micro_batches([8] * 7)  # windows of 3 and 2, which the length ends,
 BAD = [*GOOD[:6], (Tensor(np.full((8, 6), np.nan, np.float32)), GOOD[6][1])]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_skipped_windows_warn_in_their_epoch_only():
     trained = Trained()
     with pytest.warns(RuntimeWarning, match="1 window skipped in epoch 2") as caught:
@@ -487,7 +487,7 @@ def test_skipped_windows_warn_in_their_epoch_only():
     assert len(caught) == 1 and trained.step.counts == (8, 1)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_tail_that_is_not_finite_ends_the_run():
     trained = Trained(nonfinite="raise")
     with pytest.raises(FloatingPointError, match="a gradient in epoch 2 is not finite"):
@@ -495,7 +495,7 @@ def test_tail_that_is_not_finite_ends_the_run():
     assert trained.step.counts == (5, 1)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_tail_is_not_trained_while_averages_are_applied():
     """A callback has evaluated at the end of the epoch, before `FlushTail` ends the window."""
     trained, plain, valid = Trained(ema=Ema(0.75)), Trained(), dataset(GOOD[:1])

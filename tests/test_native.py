@@ -65,7 +65,7 @@ SHAPES = [(3,), (), (70000,), (5, 7, 2), (0,), (1,)]
 # The operators, against NumPy
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_norm_is_that_of_float64(loaded, rng):
     values, result = arrays(rng, *SHAPES), np.zeros(1, F32)
     squares = sum(np.square(array, dtype=np.float64).sum() for array in values)
@@ -73,7 +73,7 @@ def test_norm_is_that_of_float64(loaded, rng):
     assert call(loaded, "sum_of_squares", *values, result) == 0 and result[0] == F32(squares)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("place", [0, 65535, 65536, 69999])
 def test_one_bad_element_is_found(value, place, loaded, rng):
@@ -85,7 +85,7 @@ def test_one_bad_element_is_found(value, place, loaded, rng):
     assert not finite[0] and not np.isfinite(norm[0])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_norm_is_not_finite_where_squares_exceed_float32(loaded):
     """As MindSpore's is, so that both skip the same windows."""
     norm = np.zeros(1, F32)
@@ -95,7 +95,7 @@ def test_norm_is_not_finite_where_squares_exceed_float32(loaded):
     assert norm[0] == F32(1.8e19)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("factor", "no_nan", "adds"), [(0.5, False, True), (0.0, True, False), (2.0, True, True)])
 def test_add(factor, no_nan, adds, loaded, rng):
     sums, gradients, result = arrays(rng, *SHAPES), arrays(rng, *SHAPES), np.array([False])
@@ -106,7 +106,7 @@ def test_add(factor, no_nan, adds, loaded, rng):
     assert all(np.array_equal(total, other) for total, other in zip(sums, expected)) and result[0] == adds
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_empty_writes_zeros_over_nan(loaded, rng):
     values = [np.full(shape, np.nan, F32) for shape in SHAPES]
     assert call(loaded, "empty", *values, np.array([False])) == 0
@@ -141,7 +141,7 @@ def flat(inputs, kinds, result):
     return [*inputs.values(), *(array for kind in kinds.values() for array in kind), result]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("empties", [True, False])
 @pytest.mark.parametrize("averages", [True, False])
 @pytest.mark.parametrize("several", [True, False])
@@ -163,7 +163,7 @@ def test_update_is_that_of_numpy(empties, averages, several, loaded, rng):
             assert np.array_equal(kinds["averages"][index], expected)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("empties", [True, False])
 def test_skipped_update_changes_only_the_sums(empties, loaded, rng):
     inputs, kinds = update_inputs(rng, finite=False, empties=empties)
@@ -192,7 +192,7 @@ def digest_of_training(loaded):
     return digest.hexdigest()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_bytes_do_not_depend_on_threads(loaded):
     """The operators start a thread for each core that the process may use."""
     used, cores = os.sched_getaffinity(0), CORES
@@ -346,7 +346,7 @@ def test_ranks_compare_whether_they_use_the_operators(monkeypatch):
     assert {name for name, _ in different} == {"C++ operators (MS_ACCUM_NATIVE=0 turns them off)"}
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_wrong_numbers_and_types_of_inputs_are_refused(loaded, rng):
     """MindSpore ends such a call with an error instead of reading other bytes."""
     inputs, kinds = update_inputs(rng)
@@ -418,14 +418,14 @@ def forgotten():
     native._built.cache_clear()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("allowed", ["elsewhere", "", "/"])
 def test_list_of_allowed_folders_is_respected(allowed, tmp_path, monkeypatch, forgotten):
     monkeypatch.setenv("MS_CUSTOM_AOT_WHITE_LIST", str(tmp_path / allowed) if allowed == "elsewhere" else allowed)
     assert native.available() is (allowed == "/")
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_installation_without_a_compiler_has_no_operators(monkeypatch, forgotten, caplog):
     monkeypatch.setattr(native, "_names", lambda: ["_native_of_no_compiler"])
     with caplog.at_level("INFO", logger="ms_accum"):
@@ -433,7 +433,7 @@ def test_installation_without_a_compiler_has_no_operators(monkeypatch, forgotten
     assert len(caplog.records) == 1 and "the installation did not build them" in caplog.text
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_switch_and_device_turn_it_off(monkeypatch):
     monkeypatch.setenv(native.SWITCH, "0")
     assert not native.available()
@@ -443,7 +443,7 @@ def test_switch_and_device_turn_it_off(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.several
+@pytest.mark.ranks
 def test_random_programs_without_the_operators():
     """MindSpore's kernels in all graphs."""
     command = ["-m", "pytest", "-q", "-n", "0", "--tb=short", "-p", "no:cacheprovider", "tests/test_any_window.py"]

@@ -67,7 +67,7 @@ def test_programs_train_save_resume_and_evaluate(tmp_path):
     assert ends == [f"{program} ended with 0" for program in ("train.py", "train.py", "eval.py")], done.stderr
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_unopenable_folder_is_not_flushed(monkeypatch, tmp_path):
     def cannot(path, mode):
         raise PermissionError(13, "Permission denied", str(path))

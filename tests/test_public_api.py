@@ -11,7 +11,7 @@ import model_zoo
 import ms_accum
 from ms_accum.engine.config import DEFAULTS
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 # What a program written for the tutorials may give by position; arguments after these are keywords.
 TUTORIALS = {
     ms_accum.Accumulator: "optimizer, accumulate_step, clip_norm=None",

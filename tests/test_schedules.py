@@ -18,7 +18,7 @@ def test_numbers_lists_and_tuples_are_scaled(rule, factor):
     assert scale_learning_rate((0.5, 0.25), 32, 128, rule) == (0.5 * factor, 0.25 * factor)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("lr", "rates"),
     [

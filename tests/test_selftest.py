@@ -18,7 +18,7 @@ def test_selftest_passes(capsys):
     assert [line[:20] for line in lines[5:-1] if not line.endswith("  ok")] == ["the same in bfloat16"]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_selftest_ends_with_1_if_a_check_fails(monkeypatch, capsys):
     def raises(error):
         raise error
@@ -39,7 +39,7 @@ def test_selftest_ends_with_1_if_a_check_fails(monkeypatch, capsys):
     assert "1.0e-04" in out
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_device_that_is_not_here_ends_with_2(capsys):
     with pytest.raises(SystemExit) as caught:
         selftest.main(["--device_target=Ascend"])

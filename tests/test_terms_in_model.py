@@ -18,7 +18,7 @@ from ms_accum import (
 )
 from reference import digest
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 DATA = terms.data_of((4, 2, 5, 3, 1, 6, 2), masked=[2])
 

@@ -116,7 +116,7 @@ def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
     assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) >= 100
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_both_readmes_show_same_change():
     english, chinese = map(programs_of_diff, READMES)
     assert english == chinese and english[0] != english[1]

@@ -15,7 +15,7 @@ from ms_accum import GradientAccumulation, verify
 from ms_accum.network.generators import random_state
 from ms_accum.verification import _split
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 CLASSES = 3
 
 
@@ -127,7 +127,7 @@ def test_fault_is_found_and_its_cause_named_where_it_is_certain(fault):
 
 
 @pytest.mark.slow
-@pytest.mark.default
+@pytest.mark.usefixtures("default_mode")
 def test_loss_that_sums_is_named():
     """Outside graphs it is not certain: MindSpore's backward of a mean may sum there."""
     result = verify(dense(), summed, batch(), 4)
@@ -195,7 +195,7 @@ def test_search_for_the_cause_is_announced_and_short(columns, caplog, monkeypatc
     assert record.getMessage().startswith("For 'verify', the gradients differ, by up to 0.")
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("training", [True, False])
 def test_network_is_restored(training):
     network = dense(nn.BatchNorm1d(16), nn.Dropout(p=0.5)).set_train(training)

@@ -15,7 +15,7 @@ from ways import Half, Root, Trained
 DATA = [micro_batch(float(a), float(b)) for a, b in np.random.RandomState(3).randint(-4, 5, (14, 2))]
 
 
-@pytest.mark.both
+@pytest.mark.usefixtures("each_mode")
 def test_applied_sets_and_restores_weights():
     ema = Ema(0.75)
     run = Trained("driver", Slope(2), lr=0.25, ema=ema).train(DATA)
@@ -55,7 +55,7 @@ class Thrice(nn.Cell):
         return loss, loss, loss
 
 
-@pytest.mark.both
+@pytest.mark.usefixtures("each_mode")
 def test_driver_evaluates_with_average():
     ema, network = Ema(0.75), Slope(2)
     model, recorder = (
@@ -69,7 +69,7 @@ def test_driver_evaluates_with_average():
     )
 
 
-@pytest.mark.both
+@pytest.mark.usefixtures("each_mode")
 def test_model_fit_evaluates_with_average():
     ema, network = Ema(0.75), Slope(2)
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
@@ -123,7 +123,7 @@ def monitored(*, tail_first=True, own=True, epochs=2, data=DATA, **how):
     return callback, step, plain.w.asnumpy()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("tail_first", [True, False])
 def test_evaluation_in_callback_uses_average(tail_first):
     callback, step, plain = monitored(tail_first=tail_first)
@@ -134,20 +134,20 @@ def test_evaluation_in_callback_uses_average(tail_first):
     assert all("w" in names and not any("eval" in name for name in names) for names in callback.names)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_training_continues_with_weights_after_evaluation():
     callback, step, plain = monitored(every_step=True)
     assert len(callback.saved) == 14 and step.network.w.asnumpy().tolist() == plain.tolist()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_evaluation_without_average_warns_once():
     with pytest.warns(RuntimeWarning, match="evaluated weights that are not averaged.*step.eval_network") as caught:
         callback, _, plain = monitored(own=False, epochs=3)
     assert len(caught) == 1 and callback.saved[2] == plain.tolist()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_error_after_evaluation_restores_weights():
     class Fails(Callback):
         def on_train_epoch_end(self, run_context):
@@ -167,7 +167,7 @@ def test_error_after_evaluation_restores_weights():
     assert not ema.is_applied and network.w.asnumpy().tolist() == before != ema.state["of.w"].asnumpy().tolist()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_training_state_contains_weights_not_averages(tmp_path):
     network, ema = Slope(2), Ema(0.75)
     step = AccumulatedTrainStep(network, nn.SGD([network.w], 0.25), 2, ema=ema, check="off")
@@ -182,7 +182,7 @@ def test_training_state_contains_weights_not_averages(tmp_path):
     assert again.w.asnumpy().tolist() == trained_to != callback.saved[0]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_training_with_applied_average_is_rejected():
     """What is trained while the averages are applied would be lost at the end of the block."""
     ema, network = Ema(0.75), Slope(2)
@@ -198,7 +198,7 @@ def test_training_with_applied_average_is_rejected():
         Model(step).train(1, dataset(DATA), callbacks=[FlushTail()], dataset_sink_mode=False)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
 def test_flush_with_applied_average_is_rejected(way):
     ema = Ema(0.75)
@@ -219,7 +219,7 @@ def test_flush_with_applied_average_is_rejected(way):
         assert not run.system.flush()  # no window is open
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", ["cells", "accumulator"])
 def test_updates_inside_applied_block_raise(way):
     """A compiled step can't see that the averages are applied."""
@@ -237,7 +237,7 @@ def test_updates_inside_applied_block_raise(way):
         raise KeyError("another error")
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("arguments", [(0.75, 4), (0.5, 3)])
 def test_other_averages_do_not_resume(arguments, tmp_path):
     run(slope_driver(columns=2, ema=Ema(0.75, 3)), DATA[:2], 2, checkpointer=Checkpointer(tmp_path))
@@ -246,7 +246,7 @@ def test_other_averages_do_not_resume(arguments, tmp_path):
         run(model, DATA[:2], 2, epochs=2, checkpointer=states)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_float16_parameters_are_averaged_in_float32():
     ema = Ema(0.999)
     run = Trained("driver", Slope(2, ms.float16), lr=0.25, ema=ema).train(DATA)
@@ -255,7 +255,7 @@ def test_float16_parameters_are_averaged_in_float32():
         assert run.network.w.dtype == ms.float16
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -269,7 +269,7 @@ def test_invalid_arguments_are_rejected(arguments, error, message):
         Ema(*arguments)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_ema_belongs_to_one_optimizer():
     ema = Ema(0.9)
     with pytest.raises(RuntimeError, match="'applied' needs averages"), ema.applied():

@@ -26,7 +26,7 @@ def inputs(rows=ROWS):
     return [micro_batch(a, b, rows=count) for a, b, count in rows]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_overflows_do_not_end_run_and_are_counted_separately():
     trained = Trained("driver", Half(), window=1, loss_scale=amp.DynamicLossScaler(2.0**30, 2, 500))
     trained.train([micro_batch(1.0, 1.0)] * 20)
@@ -38,7 +38,7 @@ def test_overflows_do_not_end_run_and_are_counted_separately():
     assert model.overflows == 15
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_window_of_weight_0_does_not_lower_dynamic_scale():
     """Its mean, 0/0, is not finite, but no overflow."""
     scaler, network = amp.DynamicLossScaler(64.0, 2, 500), Half()
@@ -58,7 +58,7 @@ def scales_of(micro_batches, initial, window):
     return recorder, trained.system
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_scale_of_1_is_not_lowered():
     """A gradient that is not finite then has another cause."""
     recorder, model = scales_of([GOOD] + [NO_GRADIENT] * 3, 2.0, 500)
@@ -66,7 +66,7 @@ def test_scale_of_1_is_not_lowered():
     assert [record.overflow for record in recorder.records] == [False, True, False, False]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_scale_grows_after_updates_without_an_overflow_between():
     recorder, _ = scales_of([GOOD, NO_GRADIENT, GOOD, GOOD, GOOD, GOOD], 64.0, 2)
     assert recorder.seen == [64.0, 32.0, 32.0, 64.0, 64.0, 128.0]
@@ -100,7 +100,7 @@ class Run:
         return [parameter.asnumpy().tolist() for parameter in parameters], counts
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_resuming_with_other_scale_is_rejected(tmp_path):
     Run().stop_after(1, tmp_path)
     plain = Run()
@@ -109,7 +109,7 @@ def test_resuming_with_other_scale_is_rejected(tmp_path):
         plain.train(Checkpointer(tmp_path, resume="auto"))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_overflows_before_a_stop_are_not_those_of_the_resumed_run(tmp_path):
     Run().stop_after(3, tmp_path)
     resumed, whole = Run().train(Checkpointer(tmp_path, resume="auto")), Run().train()
@@ -118,7 +118,7 @@ def test_overflows_before_a_stop_are_not_those_of_the_resumed_run(tmp_path):
     assert [record.overflow for record in resumed.recorder.records] == overflows[3:]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("scale", "error", "message"),
     [
@@ -135,7 +135,7 @@ def test_invalid_scale_is_rejected(scale, error, message):
         Trained("driver", Half(), loss_scale=scale)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_optimizer_with_own_loss_scale_is_rejected(way):
     def make(parameters):
@@ -145,7 +145,7 @@ def test_optimizer_with_own_loss_scale_is_rejected(way):
         Trained(way, Half(), make=make, loss_scale=64)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_scale_shared_by_two_optimizers_is_rejected():
     """The first to end a window would change it inside the other's window."""
     scaler = amp.DynamicLossScaler(64.0, 2, 50)
@@ -158,7 +158,7 @@ def test_scale_shared_by_two_optimizers_is_rejected():
     assert Trained("accumulator", Half(), loss_scale=scaler).train(inputs()).updates == 3
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_resume_with_allowed_change_starts_new_scale(tmp_path):
     def stopped(folder, run):
         run.stop_after(2, folder)

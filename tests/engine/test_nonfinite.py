@@ -31,7 +31,7 @@ class Endless(nn.Cell):
         return ops.mean(ops.sum(x * self.w, 1)) + ops.max(ops.where(x == 99, Tensor(np.inf), Tensor(0.0)))[0]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_metrics_contain_bad_micro_batches_only_if_any(tmp_path):
     trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="skip_micro")
     file = MetricsFile(str(tmp_path / "metrics.jsonl"))
@@ -41,7 +41,7 @@ def test_metrics_contain_bad_micro_batches_only_if_any(tmp_path):
     assert lines[0]["bad"] == [2] and not {"bad", "overflow"} & set(lines[1])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_raise_names_micro_batch():
     trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="raise")
     message = r"the gradient of window 2 in epoch 1 \(micro-batch 4\) is not finite. nonfinite='skip_micro' leaves"
@@ -50,7 +50,7 @@ def test_raise_names_micro_batch():
     assert trained.updates == 1
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", ["driver", "step"])
 def test_nonfinite_loss_with_finite_gradient_is_left_out(way):
     trained = Trained(way, Endless(), 2, lr=0.1, nonfinite="skip_micro").train([GOOD[0], micro_batch(99.0, 1.0)])
@@ -58,7 +58,7 @@ def test_nonfinite_loss_with_finite_gradient_is_left_out(way):
     assert trained.weights.tolist() == alone.weights.tolist() and trained.updates == 1
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("way", ["driver", "step", "accumulator"])
 def test_window_of_which_all_is_left_out_is_skipped(way, reduction):
@@ -69,7 +69,7 @@ def test_window_of_which_all_is_left_out_is_skipped(way, reduction):
     assert [int(getattr(trained.system, name)) for name in ("updates", "skipped", "left_out")] == [1, 1, 3]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_flush_raises_for_nonfinite_window():
     trained = Trained("driver", Root(), 2, lr=0.1, nonfinite="raise", tail="carry")
     trained.train([*GOOD[:2], BAD])
@@ -77,7 +77,7 @@ def test_flush_raises_for_nonfinite_window():
         trained.system.flush()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_flush_of_weight_0_does_not_raise():
     network = Root()
     options = {"weight": _first_value, "nonfinite": "raise", "tail": "carry", "check": "off"}
@@ -106,7 +106,7 @@ def _first_value(x):
     return float(first_value(x).asnumpy())
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_flush_tail_raises_for_nonfinite_gradient():
     step, model, data = model_of("raise")
     with pytest.raises(FloatingPointError, match="a gradient in epoch 1 is not finite, and nonfinite='raise'"):
@@ -114,7 +114,7 @@ def test_flush_tail_raises_for_nonfinite_gradient():
     assert step.updates == 0
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_raise_in_compiled_step_is_rejected():
     network = Slope()
     with pytest.raises(ValueError, match="'nonfinite' must be 'skip_window' or 'skip_micro', but got 'raise'"):
@@ -132,7 +132,7 @@ def fed(*micro_batches, **options):
     return accumulator, network
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_micro_batch_of_weight_0_is_not_left_out():
     """It does not count, so its gradient of 0/0 has a good reason. (The driver does not run it at all.)"""
     accumulator, network = fed((np.nan, 0.0), (1.0, 2.0), (np.nan, 0.0), (np.nan, 0.0))
@@ -140,7 +140,7 @@ def test_micro_batch_of_weight_0_is_not_left_out():
     assert network.w.asnumpy() == pytest.approx([0.9, 0.9])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_micro_batch_of_weight_0_lowers_no_scale():
     """That of one which counts would be an overflow."""
     for weight, overflows in ((0.0, 0), (1.0, 1)):
@@ -162,7 +162,7 @@ def train_on(values):
     run(slope_driver(columns=2, stages=[skips_above_9]), [micro_batch(value, 1.0) for value in values], 1)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("other", [99.0, None])
 def test_ten_windows_in_a_row_end_the_run(other):
     """What a stage has skipped, or nothing, is between them."""
@@ -172,7 +172,7 @@ def test_ten_windows_in_a_row_end_the_run(other):
         train_on([1.0] + [np.nan] * 5 + between + [np.nan] * 5)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_windows_before_a_resume_count_among_ten_in_a_row(tmp_path):
     bad = [micro_batch(np.nan, 1.0)] * 5
     run(slope_driver(columns=2), bad, 1, checkpointer=Checkpointer(tmp_path))

@@ -54,7 +54,7 @@ def trained(way, stages, rows=ROWS, **options):
     return made.train([micro_batch(a, b, rows=count) for a, b, count in rows])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_clip_by_layer_after_the_global_norm(way, page):
     """Each layer has one element, which is clipped to 1."""
@@ -65,7 +65,7 @@ def test_clip_by_layer_after_the_global_norm(way, page):
     )
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_layer_norms_and_order(way, page):
     before, after = page.LayerNorms(2), page.LayerNorms(2)
@@ -78,7 +78,7 @@ def infinite(gradients, norm):
     return [each / 0.0 for each in gradients]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_gradients_that_a_stage_spoils_are_skipped(way):
     made = trained(way, [infinite])
@@ -118,7 +118,7 @@ def fails(gradients, norm):
         (fails, "the user's own words"),
     ],
 )
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_what_a_stage_returns_is_checked(way, stage, message):
     with pytest.raises((ValueError, TypeError, RuntimeError), match=message) as caught:
@@ -138,7 +138,7 @@ class Plain:
         return gradients
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", WAYS)
 def test_stages_must_be_compilable(way):
     with pytest.raises(TypeError, match="'stages' must be a list of functions or objects, but got"):
@@ -147,13 +147,13 @@ def test_stages_must_be_compilable(way):
         Trained(way, Layers(), stages=[Plain().__call__])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_optimizer_that_divides_by_a_scale_of_its_own_is_rejected():
     with pytest.raises(ValueError, match=r"'stages' must be \(\) with an optimizer that has a loss_scale"):
         Trained("driver", Layers(), make=lambda trained: nn.SGD(trained, 1.0, loss_scale=64.0), stages=[too_few])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_window_that_a_stage_skips_is_no_error_in_model(page):
     network = Layers()
     options = {"stages": [page.SkipSpikes()], "nonfinite": "raise", "check": "off"}
@@ -247,7 +247,7 @@ def test_what_a_cell_remembers_in_tuples_and_objects_is_saved(jit, monkeypatch):
     assert network.w.asnumpy() == pytest.approx(-(1.0 + 1.5) - 5.0) and int(average.calls.number) == 3
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("size", [1, 2])
 def test_window_that_a_stage_spoils_is_not_called_infinite_in_float16(size):
     """What is cast to the type of the parameters is judged once more, but not if the stage has skipped it."""
@@ -259,7 +259,7 @@ def test_window_that_a_stage_spoils_is_not_called_infinite_in_float16(size):
     assert (model.updates, model.skipped, model.overflows, model.loss_scale) == (0, 4 // size, 0, 64.0)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_other_stages_do_not_resume(tmp_path, page):
     def train(stages, states):
         network = Slope()
@@ -282,7 +282,7 @@ def test_gradients_are_clipped_once_before_a_stage():
     assert seen_gradient(model) == pytest.approx(1.0, rel=1e-6)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_what_another_stage_remembers_is_not_taken_over(tmp_path):
     """Of two stages the first is left out: the second begins anew at its place."""
 

@@ -14,7 +14,7 @@ from helpers import batches, cross_entropy, run, values
 from ms_accum import AccumulatedTrainStep, Accumulator, FlushTail, GradientAccumulation, TrainForwardBackward
 from ms_accum.layers import warn_about_batch_norm
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def network_with(norm):
@@ -69,7 +69,7 @@ def test_warning_for_mint_batch_norm():
         warn_about_batch_norm(nn.SequentialCell(mint.nn.BatchNorm1d(2)).set_train())
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_no_warning_for_frozen_batch_norm():
     """It uses its running statistics. With use_batch_statistics=True it does not, even in evaluation mode."""
     with warnings.catch_warnings():

@@ -17,7 +17,7 @@ from ms_accum.layers import MaskKey
 from ms_accum.network.generators import offset_seeds_by_rank
 from ms_accum.saving.model_file import load_model, save_model
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 M = 2**64
 SHAPE = (8, 3, 32)
 
@@ -53,7 +53,7 @@ class Numbers(nn.Cell):
         return dropout.numbers(self.mask_key, count, SHAPE)
 
 
-@pytest.mark.both
+@pytest.mark.usefixtures("each_mode")
 def test_numbers_follow_formula():
     found = Numbers(MaskKey(7, 2, 1))(Tensor(-3, ms.int32)).asnumpy()
     assert np.array_equal(found.reshape(24, 32), expected_numbers(7, 2, 1, -3 % M, 24, 32))
@@ -114,7 +114,7 @@ def masks(counts):
     return [2.0 * (expected_numbers(3, 0, 0, count, 2, 64) >= np.uint64(M // 2)) for count in counts]
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 def test_gradient_uses_masks_of_forward_for_shared_layer():
     network = Drop(CountedDropout(0.5, seed=3))
     step = ms.value_and_grad(network, 0, ms.ParameterTuple([network.w]))
@@ -185,7 +185,7 @@ def test_networks_without_replaceable_layers_are_rejected(network, error, rule):
         replace_dropout(network())
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 def test_compiled_network_is_recompiled():
     network, ones = nn.SequentialCell(nn.Dropout(p=0.5)).set_train(), Tensor(np.ones((2, 64)), ms.float32)
     network(ones)
@@ -193,7 +193,7 @@ def test_compiled_network_is_recompiled():
     assert np.array_equal(network(ones).asnumpy(), masks([1])[0])
 
 
-@pytest.mark.both
+@pytest.mark.usefixtures("each_mode")
 def test_each_rank_draws_different_masks():
     made = []
     for ranks in ((0,), (2,), (2, 2), (1, 2)):

@@ -13,7 +13,7 @@ from helpers import batches, cross_entropy, forward_of, joined, run, values
 from ms_accum import GradientAccumulation, batch_to_group_norm, freeze_batch_norm
 from reference import miss
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def network_of(change):
@@ -35,7 +35,7 @@ def difference_from_large_batch(network, rng):
     return miss([a - b for a, b in zip(start, values(parameters))], expected, 1e-5, 1e-6)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("change", [freeze_batch_norm, batch_to_group_norm])
 def test_accumulation_equals_large_batch(change, rng):
     with warnings.catch_warnings():

@@ -16,7 +16,7 @@ from ms_accum import AccumulatedTrainStep, FlushTail, GradientAccumulation
 from ms_accum.loss import additivity
 from reference import digest
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 class Masked(nn.Cell):
@@ -145,7 +145,7 @@ def test_network_with_fixed_batch_size_is_not_checked(rng):
     assert warnings_of(model, data(rng)) == [] and model.updates == 1
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 def test_loss_without_pynative_kernel_is_checked_in_a_graph(rng):
     """`mint`'s cross entropy, of a network that returns its loss, has no kernel in PyNative mode on CPU."""
 

@@ -75,7 +75,7 @@ def test_error_of_mindspore_is_one_line_with_a_hint(batch, loss_fn, shown, hint)
     assert message.startswith(REJECTED) and shown in message and hint in message
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_error_in_the_network_is_raised_unchanged():
     class Mistaken(Small):
         def construct(self, x):
@@ -85,7 +85,7 @@ def test_error_in_the_network_is_raised_unchanged():
         run(driver(Mistaken()), [(IMAGES, LABELS)] * 2, 2)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_error_after_the_first_window_is_raised_unchanged():
     later = np.where(np.arange(8) == 7, 7, LABELS).astype(np.int32)
     with pytest.raises(RuntimeError, match="(?s)'SparseSoftmaxCrossEntropyWithLogits' got error label.*Call Stack"):
@@ -99,7 +99,7 @@ def of_output(output):
     return ops.square(output).mean()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("loss_fn", "batch", "rule"),
     [
@@ -141,7 +141,7 @@ def test_loss_that_is_no_scalar_is_rejected(loss_fn, error, message):
     assert message in text and "the driver a 'loss_fn'" not in text
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_network_whose_first_output_is_no_loss_is_rejected():
     class Two(Small):
         def construct(self, x):
@@ -200,7 +200,7 @@ def of_a_user(output, labels):
     return ops.cross_entropy(output, labels)
 
 
-@pytest.mark.default
+@pytest.mark.usefixtures("default_mode")
 @pytest.mark.parametrize("loss_fn", ["sparse", of_a_user], ids=["sparse", "any"])
 def test_columns_that_do_not_fit_together_are_rejected_before_a_graph_is_compiled(loss_fn, compiles, tmp_path):
     message = rejected(driver(loss_fn=loss_fn), (IMAGES, LABELS[:4]))
@@ -219,7 +219,7 @@ class InGraphs(Small):
         raise TypeError("outside graphs")
 
 
-@pytest.mark.default
+@pytest.mark.usefixtures("default_mode")
 def test_network_that_runs_in_graphs_only_is_accepted():
     model = driver(InGraphs())
     run(model, [(IMAGES, LABELS[:4])] * 2, 2)
@@ -246,7 +246,7 @@ class Reversed(Small):
         return super().construct(x) * self.scale
 
 
-@pytest.mark.default
+@pytest.mark.usefixtures("default_mode")
 @pytest.mark.parametrize("network", [Small, Reversed])
 @pytest.mark.parametrize("labels", [LABELS + 3, ONE_HOT, LABELS[:, None]], ids=["out of range", "one-hot", "column"])
 def test_labels_are_rejected_before_a_graph_is_compiled(labels, network, compiles, tmp_path):
@@ -262,13 +262,13 @@ class Sum(Small):
         return self.dense(ops.flatten(self.conv(x + y)))
 
 
-@pytest.mark.default
+@pytest.mark.usefixtures("default_mode")
 def test_labels_after_several_inputs_are_rejected_before_a_graph_is_compiled(compiles):
     assert "labels from 0 to 2" in rejected(driver(Sum(), inputs=2), (IMAGES, IMAGES, LABELS + 3))
     assert not compiles
 
 
-@pytest.mark.default
+@pytest.mark.usefixtures("default_mode")
 def test_usual_labels_cost_no_forward_outside_graphs(monkeypatch):
     monkeypatch.setattr(Objective, "_try_outside_graphs", None)
     run(driver(Sum(), inputs=2), [(IMAGES, IMAGES, LABELS)] * 2, 2)
@@ -276,7 +276,7 @@ def test_usual_labels_cost_no_forward_outside_graphs(monkeypatch):
         run(driver(loss_fn=loss_fn), [(IMAGES, labels)] * 2, 2)
 
 
-@pytest.mark.default
+@pytest.mark.usefixtures("default_mode")
 def test_own_error_keeps_its_traceback():
     class Mistaken(Small):
         def construct(self, x):
@@ -312,7 +312,7 @@ def test_labels_out_of_range_are_rejected(loss_fn, label, rule):
     assert rule in message and f"but got {label}. Should this be the loss's 'ignore_index'?" in message
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_label_minus_one_is_rejected_in_a_later_micro_batch():
     """MindSpore's loss takes label -1 for the last class."""
     later = np.r_[LABELS[:7], -1].astype(np.int32)
@@ -367,7 +367,7 @@ def test_row_numbers_of_a_larger_batch_are_rejected():
     assert "from 0 to 7, the network's 8 classes, but got 15. A loss that compares the rows of a batch needs" in message
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_row_numbers_of_a_coupled_window_are_accepted():
     model = driver(Small(), CoupledLoss(compared))
     order = np.random.RandomState(1).permutation(8).astype(np.int32)

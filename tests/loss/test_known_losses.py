@@ -11,7 +11,7 @@ from mindspore import Tensor, mint, nn, ops
 
 from ms_accum.loss.known_losses import divisor_of, loss_reduction, why_not_additive
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 ROWS, CLASSES, CUT = 9, 5, 3
 CLASS_WEIGHTS = Tensor(np.array([0.2, 1.0, 3.0, 0.5, 2.0]), ms.float32)
 

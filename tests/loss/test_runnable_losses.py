@@ -70,7 +70,7 @@ def miss(name):
     return np.abs(trained(LOSSES[name](), pieces(BITS)) - right).max() / np.abs(right - dense().weight.asnumpy()).max()
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", LOSSES)
 def test_uneven_micro_batches_are_exact_in_pynative_mode(name):
     assert miss(name) < 1e-5
@@ -96,7 +96,7 @@ class Compiled(WithInner):
 ERROR = "'{}' must be one without the mean of nn.BCEWithLogitsLoss in PyNative mode, .* Use compile=True, or reduction="
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_network_that_contains_the_loss_is_rejected_in_pynative_mode():
     network = WithInner()
     optimizer = nn.SGD(network.trainable_params(), 1.0)
@@ -108,7 +108,7 @@ def test_network_that_contains_the_loss_is_rejected_in_pynative_mode():
         GradientAccumulation(nn.Dense(2, 2), CoupledLoss(network), nn.SGD(nn.Dense(2, 2).trainable_params(), 0.1))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("make", [lambda: WithInner(partial(nn.BCEWithLogitsLoss, "sum")), Compiled])
 def test_networks_with_right_gradients_are_accepted_in_pynative_mode(make):
     network = make()

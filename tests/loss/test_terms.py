@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 import several_terms as terms
 from ms_accum import Terms
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 DATA = terms.data_of((4, 2, 5), masked=[2])
 X, Y = (Tensor(column) for column in DATA[0])

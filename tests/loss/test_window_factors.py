@@ -9,7 +9,7 @@ from mindspore import Tensor, nn
 from ms_accum import Group, window_factors
 from ms_accum.loss import terms
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 WIDTH, CLASS_WEIGHTS = 3, np.array([0.2, 1.0, 2.5])
 WEIGHTED = nn.CrossEntropyLoss(Tensor(CLASS_WEIGHTS.astype(np.float32)), ignore_index=-1)

@@ -17,7 +17,7 @@ class Through(nn.Cell):
         return self.through_branch(number)
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 @pytest.mark.parametrize("dtype", [ms.float32, ms.float16], ids=str)
 @pytest.mark.parametrize("number", [-0.0, 1e-7, 3.3, np.inf, np.nan])
 def test_number_is_returned_as_it_is(number, dtype):

@@ -78,7 +78,7 @@ def parts():
     return Constants("test", (WithLoss(network, nn.MSELoss()), optimizer, times_two)), network, optimizer
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_change_needs_another_graph(change):
     constants, network, optimizer = parts()
@@ -87,7 +87,7 @@ def test_change_needs_another_graph(change):
     assert [constants.graph(), constants.graph()] == [1, 1]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_graph_is_used_again_after_a_change_back():
     constants, network, _ = parts()
     numbers = []
@@ -128,7 +128,7 @@ def test_other_changes_need_no_other_graph(no_change):
     assert constants.graph() == 0
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_many_graphs_are_a_warning_that_names_what_changes():
     constants, network, _ = parts()
     with warnings.catch_warnings():

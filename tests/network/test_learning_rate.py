@@ -78,7 +78,7 @@ def assigned(optimizer, rate):
     optimizer.param_groups[0]["lr"].set_data(Tensor(rate, ms.float32))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("how", [replaced, replaced_by_a_parameter, assigned])
 @pytest.mark.parametrize("window", [1, 2])
 def test_recorded_rate_is_the_one_used(how, window):
@@ -94,7 +94,7 @@ def test_recorded_rate_is_the_one_used(how, window):
     assert [record.lr for record in reporter.records] == pytest.approx(used.tolist())
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_recorded_rate_of_a_tail_is_the_one_used():
     """It ends without another micro-batch, in a call of its own."""
     model, recorder = slope_driver([0.5, 0.25]), Recorder()
@@ -154,7 +154,7 @@ class Counts(LearningRateSchedule):
         return ops.depend(rate, ops.assign_add(self.calls, 1))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("zero", [False, True])
 def test_schedule_that_may_change_itself_is_not_run(zero):
     schedule = Counts()
@@ -165,6 +165,6 @@ def test_schedule_that_may_change_itself_is_not_run(zero):
     assert math.isnan(LearningRate(optimizer)()) and int(schedule.calls) == 0
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_lars_returns_rate_of_its_optimizer():
     assert LearningRate(nn.LARS(nn.Momentum(parameters(), 0.5, 0.9)))() == 0.5

@@ -75,7 +75,7 @@ def private_names(source, ours=frozenset()):
     return found
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_no_other_module_uses_a_private_name():
     sources = {path.relative_to(ROOT): path.read_text(encoding="utf-8") for path in SOURCES}
     ours = set().union(*(names_in(ast.parse(source)) for path, source in sources.items() if path != PRIVATE))
@@ -83,7 +83,7 @@ def test_no_other_module_uses_a_private_name():
     assert found.keys() == {PRIVATE}, found
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     "source",
     [
@@ -104,7 +104,7 @@ def test_private_names_are_found(source):
 # With this MindSpore
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_this_version_has_every_name():
     assert private.Checkpoint is not None and private._context is not None and private._KEEPS_GRAPHS
     assert private.HOOKS and private.LearningRateSchedule is not nn.Cell
@@ -123,7 +123,7 @@ def test_this_version_has_every_name():
     assert private.amp_level(ms.amp.auto_mixed_precision(nn.SequentialCell(dense), "O1")) == "O1"
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("register", ["register_forward_pre_hook", "register_forward_hook"])
 def test_hooks_of_an_optimizer_are_found(register):
     optimizer = nn.SGD(nn.Dense(2, 2).trainable_params())
@@ -150,7 +150,7 @@ def without(monkeypatch, module, *names):
     return loaded
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_what_is_not_there_is_left_out(monkeypatch):
     assert without(monkeypatch, "mindspore.ops.functional", "isconstant").isconstant((2, 3)) is False
     assert without(monkeypatch, "mindspore.ops.primitive", "jit_context").jit_context() is None
@@ -161,14 +161,14 @@ def test_what_is_not_there_is_left_out(monkeypatch):
     assert without(monkeypatch, "mindspore.train.checkpoint_pb2").Checkpoint is None
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_setting_that_is_gone_is_not_set(monkeypatch):
     context = SimpleNamespace(_context=object, ms_ctx_param=SimpleNamespace())
     monkeypatch.setitem(sys.modules, "mindspore.context", context)
     assert without(monkeypatch, "mindspore.train.checkpoint_pb2").set_synchronous(False) is False
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_models_are_saved_and_loaded_without_the_parser(monkeypatch, tmp_path):
     monkeypatch.setattr(model_file, "Checkpoint", None)
     network, other = nn.Dense(2, 3), nn.Dense(2, 3)
@@ -179,7 +179,7 @@ def test_models_are_saved_and_loaded_without_the_parser(monkeypatch, tmp_path):
         model_file.load_model(nn.Dense(2, 4), tmp_path / "model.ckpt")
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("read", "name"),
     [
@@ -197,14 +197,14 @@ def test_name_without_which_nothing_is_right_is_an_error_in_one_line(read, name)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_hooks_without_their_names_are_an_error(monkeypatch):
     monkeypatch.setattr(private, "HOOKS", frozenset())
     with pytest.raises(RuntimeError, match="MindSpore must have '_forward_hook'"):
         private.has_hooks(nn.SGD(nn.Dense(2, 2).trainable_params()))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_marks_that_are_gone_are_taken_for_the_usual():
     cell = SimpleNamespace()
     assert private.amp_level(cell) is None and private.runs_on_device(cell)

@@ -132,7 +132,7 @@ def test_constructors_log_once_if_too_late(monkeypatch, caplog):
     assert KERNELS not in os.environ
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_newer_mindspore_than_tested_is_warned_of():
     for version in (network_room._NEWEST, "2.7.2", "2.10.1"):
         network_room._warn_if_newer(version)

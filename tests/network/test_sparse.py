@@ -36,7 +36,7 @@ MAKE = {
 }
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("way", MAKE)
 def test_network_with_sparse_gradients_is_refused(way):
     message = f"'network' must be one with dense gradients, but got the sparse ones of 'words'. {REMEDY}"
@@ -45,7 +45,7 @@ def test_network_with_sparse_gradients_is_refused(way):
     MAKE[way](Words(nn.Embedding))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_table_that_is_not_trained_is_accepted():
     network = Words()
     network.words.embedding_table.requires_grad = False

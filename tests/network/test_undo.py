@@ -10,7 +10,7 @@ from mindspore import Parameter, Tensor, nn, ops
 from ms_accum.network import parameters as undo
 from ms_accum.network.parameters import Undo
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 class Queue(nn.Cell):

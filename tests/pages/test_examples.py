@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.several
+pytestmark = pytest.mark.ranks
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,7 +16,7 @@ MINDCV = "mindcv==0.3.0"
 
 
 @pytest.mark.slow
-@pytest.mark.several
+@pytest.mark.ranks
 def test_code_of_migration_page_runs(tmp_path):
     page = (ROOT / "docs" / "migration.md").read_text(encoding="utf-8")
     data = re.search(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)[1]

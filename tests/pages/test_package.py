@@ -18,7 +18,7 @@ except ImportError:  # before Python 3.11; pytest brings it
 import model_zoo
 import ms_accum
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PROJECT = CONFIG["project"]

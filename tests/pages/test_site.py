@@ -10,7 +10,7 @@ import pytest
 import model_zoo
 import ms_accum
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 CONFIG = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ import pytest
 
 from ms_accum import __version__ as VERSION
 
-pytestmark = [pytest.mark.slow, pytest.mark.several]
+pytestmark = [pytest.mark.slow, pytest.mark.ranks]
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "ms_accum", "model_zoo", "programs")
 PROGRAM = """

@@ -31,7 +31,7 @@ from programs.flags import (
 from programs.tasks import begin_with, facts_of, task_of
 from running import ROOT, error_of, evaluate, train
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--mini_steps=0": "argument --mini_steps/--accumulate_step/--gradient_accumulation_steps: must be an int >= 1",

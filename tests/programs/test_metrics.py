@@ -12,7 +12,7 @@ from ms_accum import Checkpointer
 from programs.metrics import MetricsFile
 from runs import Run, even
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 class Copies(Callback):

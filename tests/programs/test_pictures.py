@@ -16,7 +16,7 @@ from programs.command import run
 from programs.tasks import write_report
 from running import error_of
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 PNG = b"\x89PNG"
 LINES = [
     {"epoch": 1, "update": 1, "loss": 2.0, "lr": 0.1, "grad_norm": 3.0},

@@ -107,7 +107,7 @@ def wait_for_updates(folder, count, process):
         os.sched_yield()
 
 
-@pytest.mark.several
+@pytest.mark.ranks
 @pytest.mark.parametrize(
     "number",
     [
@@ -135,7 +135,7 @@ def test_resumed_run_equals_run_without_stop(number, finished, tmp_path, capsys)
 
 
 @pytest.mark.slow
-@pytest.mark.several
+@pytest.mark.ranks
 def test_run_that_is_ended_again_and_again_goes_on(tmp_path):
     """Each start resumes the one before, and is ended by a random signal after random many updates."""
     draw, updates, codes = random.Random(1), [0], set()
@@ -160,7 +160,7 @@ def test_run_that_is_ended_again_and_again_goes_on(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.several
+@pytest.mark.ranks
 def test_two_ranks_stop_and_resume_to_the_same_bytes(tmp_path):
     """Each has its shard of the rows; rank 0 writes, and a signal to the launcher stops both with one saved state."""
     command = ("-m", "ms_accum.launch", "--nproc", "2", str(ROOT / "train.py"))
@@ -213,7 +213,7 @@ def test_closed_terminal_is_a_signal_that_may_come_twice(monkeypatch):
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.several
+@pytest.mark.ranks
 def test_run_in_a_terminal_that_is_closed_saves_its_state(tmp_path):
     ours, its = os.openpty()
 
@@ -232,7 +232,7 @@ def test_run_in_a_terminal_that_is_closed_saves_its_state(tmp_path):
     assert len(list(Path("out").glob("states/state-*"))) == 1
 
 
-@pytest.mark.several
+@pytest.mark.ranks
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
 def test_rank_that_waits_for_its_scheduler_ends(number, tmp_path):
     environment = {"MS_ROLE": "MS_WORKER", "MS_WORKER_NUM": "2", "MS_SCHED_HOST": "127.0.0.1", "MS_SCHED_PORT": "9"}
@@ -315,7 +315,7 @@ def test_model_elsewhere_is_that_of_one_run(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.several
+@pytest.mark.ranks
 def test_full_disk_keeps_what_is_there(tmp_path):
     assert train(*QUICK, "--epochs=1", "--output_dir=out") == 0
     before = state_of("out")
@@ -340,7 +340,7 @@ def test_metrics_that_cannot_be_written_are_a_warning(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.several
+@pytest.mark.ranks
 def test_closed_stdout_loses_no_work(tmp_path):
     process = start("train.py", *LONG, "--output_dir=out", cwd=tmp_path)
     for line in process.stdout:

@@ -173,7 +173,7 @@ def test_micro_batches_left_out_on_another_rank_are_reported(results):
 # In one process
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_wrong_counts_are_rejected():
     with pytest.raises(ValueError, match="^For 'total', 'counts' must be ints >= 0 and < 2\\*\\*63, but got"):
         total([3, 2**63], Group(0, 2))
@@ -182,7 +182,7 @@ def test_wrong_counts_are_rejected():
     assert total([True, np.int64(3), 2**63 - 1], None) == [1, 3, 2**63 - 1]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_stages_with_parts_of_gradients_are_rejected():
     network = program.network_of()
     group, stage = Group(0, 2), lambda gradients, norm: gradients
@@ -191,7 +191,7 @@ def test_stages_with_parts_of_gradients_are_rejected():
         program.Accumulator(optimizer, 2, group=group, stages=[stage])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_many_parameters_are_sent_in_batches(monkeypatch):
     """The broadcast returns what was sent, so each parameter must keep its values."""
     monkeypatch.setattr(collectives, "_broadcast", lambda chunk: (Tensor(chunk.asnumpy() * 1),))
@@ -210,7 +210,7 @@ class Counting(nn.Momentum):
         raise AssertionError("nothing of the optimizer is run")
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_rates_are_read_without_running_the_optimizer():
     parameters = program.network_of().trainable_params()
     optimizer = Counting(parameters, nn.CosineDecayLR(0.1, 0.5, 7), 0.9)
@@ -225,7 +225,7 @@ def test_rates_are_read_without_running_the_optimizer():
     assert rates_of(optim.SGD(parameters, 0.3))["'learning_rate_group_0'"] == "0.3"
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("kind", ELEMENTWISE, ids=lambda kind: kind.__name__)
 def test_sharded_state_has_the_names_and_shapes_of_the_unsharded(kind):
     def make(parameters):
@@ -240,14 +240,14 @@ def test_sharded_state_has_the_names_and_shapes_of_the_unsharded(kind):
     }
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_rank_of_which_one_weight_differs_has_drifted(monkeypatch):
     monkeypatch.setattr(agreement, "gather_numbers", lambda own, group: np.stack([own, own + [0.0, 0.1]]))
     parameters = [Parameter(Tensor([1.0], ms.float32)), Parameter(Tensor([2.0], ms.float32))]
     assert agreement._far_from_rank_0(parameters, Group(0, 2)) == [1]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_modes_in_which_mindspore_sums_by_itself_are_refused():
     def begin(network):
         optimizer = nn.SGD(network.trainable_params(), 0.1)

@@ -37,7 +37,7 @@ def check_close(result, expected):
     assert miss(arrays, expected, rtol=1e-5, atol=1e-7) <= 1
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_ranks_train_like_one_process(at_end):
     result = same(at_end, "mean 3")
     model = program.driver_of(program.network_of(), clip_norm=0.5)
@@ -52,7 +52,7 @@ def test_ranks_train_like_one_process(at_end):
     assert all(not rank["mean 3"]["records"] for rank in at_end[0][1:])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_each_rank_fills_its_part_of_a_window_by_weight(at_end):
     """Also after a stop, where the ranks had read 4 and 6 micro-batches."""
     result, windows = same(at_end, "by weight"), []
@@ -106,7 +106,7 @@ def check_windows(at_end, name, windows):
         assert [record[column] for record in result["records"]] == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_rank_without_data_takes_part_until_no_rank_has_any(at_end):
     """Rank 0 has no micro-batch in the last window; the sizes of data sets need not be known."""
     shards = [program.uneven_data(rank) for rank in range(len(at_end[0]))]
@@ -115,7 +115,7 @@ def test_rank_without_data_takes_part_until_no_rank_has_any(at_end):
     check_windows(at_end, "uneven", [[part for own in shards for part in own[at : at + program.N]] for at in starts])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_ranks_split_batches_into_other_numbers_of_micro_batches(at_end):
     by_rank = [program.batches_to_split(rank) for rank in range(len(at_end[0]))]
     check_windows(at_end, "split", [[batch for batch in window if batch] for window in zip_longest(*by_rank)])
@@ -142,7 +142,7 @@ def test_ranks_stop_together_and_resume(at_end):
     assert "state-00000001.safetensors" in results[0]["said"]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_one_process_resumes_from_a_state_of_several_ranks(at_end):
     ranks, folder = len(at_end[0]), at_end[1]
     state = folder / "states" / "state-00000001.safetensors"

@@ -30,7 +30,7 @@ def test_dropout_masks_differ_by_rank_and_are_reproducible(results):
     assert all(len({str(rank) for rank in draws}) == len(results) for draws in (layers, numbers))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_seeds_of_rank_0_are_those_of_a_single_process():
     ms.manual_seed(5)
     ms.set_seed(3)
@@ -44,7 +44,7 @@ def test_seeds_of_rank_0_are_those_of_a_single_process():
     assert ms.initial_seed() == 5 + (2 << generators._GENERATORS)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_layers_without_a_seed_are_unchanged():
     """Zeros mean that the kernel chooses a seed."""
     layer = nn.Dropout(p=0.5)
@@ -54,7 +54,7 @@ def test_layers_without_a_seed_are_unchanged():
     assert layer.dropout.attrs["Seed1"] == 0
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_random_state_of_rank_0_is_offset_by_rank():
     """The offset of the generator is kept. No operator on MindSpore's CPU uses this generator."""
     ms.set_rng_state(Tensor(np.array([5, 12], np.uint64).view(np.uint8)))

@@ -13,7 +13,7 @@ import towers
 from helpers import joined
 from ms_accum import GradientAccumulation
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @pytest.fixture(scope="module")

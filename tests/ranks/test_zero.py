@@ -71,7 +71,7 @@ def groups(parameters):
     return [{"params": biases, "lr": 0.1}, {"params": weights, "weight_decay": 0.2}]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     "make",
     [
@@ -107,7 +107,7 @@ def test_moments_belong_to_the_longest_matching_name():
     assert state["moments.a.weight"]._part is optimizer.parts[1]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_parameter_groups():
     plain = trained(lambda network: nn.Momentum(groups(network.trainable_params()), 0.05, 0.9))
     sharded = trained(

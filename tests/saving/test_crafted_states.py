@@ -29,7 +29,10 @@ from reference import digest
 from runs import Run, even, momentum, network_of, stop_after
 from test_model_step import dataset
 
-pytestmark = [pytest.mark.host, pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before")]
+pytestmark = [
+    pytest.mark.usefixtures("eager"),
+    pytest.mark.filterwarnings("ignore:For 'SaveStates', the resumed run stopped before"),
+]
 SEED, CASES = 1, 40
 
 

@@ -30,7 +30,7 @@ from ms_accum.saving.model_file import (
     save_model,
 )
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ("ckpt", "safetensors")
 

@@ -36,7 +36,7 @@ from runs import (
     stopped_and_resumed,
 )
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def with_statistics(features):
@@ -59,7 +59,7 @@ def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail, step
     check_every_stop(tmp_path, window, tail, step)
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 @pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
 def test_stopping_between_graphs_changes_no_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(runners, "_MOST", 2)  # micro-batches in a graph
@@ -197,7 +197,7 @@ class Broken(Recorder):
             raise ZeroDivisionError("not mine")
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_state_is_saved_if_a_callback_raises(tmp_path):
     expected = Run().train(even(), 1).left
     first = Run()
@@ -209,7 +209,7 @@ def test_state_is_saved_if_a_callback_raises(tmp_path):
     check_same(second.left, expected)
 
 
-@pytest.mark.both
+@pytest.mark.usefixtures("each_mode")
 @pytest.mark.filterwarnings("ignore:BatchNorm layers:UserWarning")
 @pytest.mark.parametrize(
     ("cut", "message"),
@@ -230,7 +230,7 @@ def test_state_after_a_micro_batch_fails_is_that_of_the_last_windows_end(tmp_pat
     assert run.model.micro_batches == 0
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_random_layers_warn(tmp_path):
     def make():
         ms.set_seed(1)
@@ -476,7 +476,7 @@ def test_batch_with_another_split_is_restarted(tmp_path):
     assert [(record.update, record.samples) for record in run.recorder.records] == [(2, 20), (3, 20)]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_new_learning_rate_is_used_if_a_change_is_allowed(saved):
     def slower():
         return Run(lambda network: nn.Momentum(network.trainable_params(), 0.01, 0.5))
@@ -501,7 +501,7 @@ def test_state_of_another_version_is_rejected(saved, monkeypatch):
         resume(saved)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_windows_of_another_size_begin_after_the_last_window(saved, size):
     run = resume(saved, mini_steps=size, allow_config_change=True)

@@ -23,7 +23,7 @@ from ms_accum.saving.training_state import TrainingState
 from runs import Run, even, names
 from save_runs import FACTS
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def state_of(updates):

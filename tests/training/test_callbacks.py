@@ -71,7 +71,7 @@ for moment in [f"on_{mode}_{part}" for mode in ("train", "eval") for part in
 # The moments
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_window_is_a_step():
     recorded = RecordedCalls("cur_epoch_num", "cur_step_num", "batch_num", "record", "net_outputs")
     records = train(driver()[0], callbacks=[recorded])
@@ -82,7 +82,7 @@ def test_window_is_a_step():
         assert record in records and outputs.shape == () and float(outputs) == np.float32(record.loss)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_callback_methods_called_in_order_of_model():
     recorded = RecordedCalls()
     train(driver()[0], epochs=1, mini_steps=3, callbacks=recorded, valid_dataset=data([4]))
@@ -94,7 +94,7 @@ def test_callback_methods_called_in_order_of_model():
     ]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_callbacks_exited_after_error():
     class Fails(Callback):
         def on_train_step_end(self, run_context):
@@ -106,7 +106,7 @@ def test_callbacks_exited_after_error():
     assert recorded.moments[-1] == "exit"
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_original_args_have_entries_of_model():
     model, optimizer = driver()
     names = ("train_network", "network", "optimizer", "loss_fn", "epoch_num", "mode", "list_callback", "train_dataset")
@@ -123,7 +123,7 @@ def test_original_args_have_entries_of_model():
 # To stop
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("moment", "windows"), [("on_train_step_end", 2), ("on_train_epoch_end", 3)])
 def test_request_stop_ends_run_without_error(moment, windows):
     def stop(run_context):
@@ -135,7 +135,7 @@ def test_request_stop_ends_run_without_error(moment, windows):
     assert len(records) == windows and recorded.moments[-2:] == ["on_train_end", "exit"]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_resumed_run_counts_the_windows_before_it(tmp_path):
     stop = LambdaCallback(on_train_step_end=lambda context: context.request_stop())
     train(driver()[0], callbacks=stop, checkpointer=Checkpointer(tmp_path))
@@ -144,7 +144,7 @@ def test_resumed_run_counts_the_windows_before_it(tmp_path):
     assert ("on_train_begin", 1, 5) in seen.moments  # a bar shows 1/6
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(("moment", "windows"), [("begin", 0), ("epoch_begin", 0), ("step_begin", 1)])
 def test_stop_before_window_loses_no_micro_batch(moment, windows):
     model, _ = driver()
@@ -152,7 +152,7 @@ def test_stop_before_window_loses_no_micro_batch(moment, windows):
     assert len(train(model, callbacks=stop)) == windows and model.micro_batches == 0
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_resumed_run_evaluates_epoch_whose_evaluation_failed(tmp_path):
     class Fails(Mistakes):
         def eval(self):
@@ -170,7 +170,7 @@ def test_resumed_run_evaluates_epoch_whose_evaluation_failed(tmp_path):
     assert [moment[1] for moment in recorded.moments if moment[0] == "on_train_epoch_end"] == [1, 2]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_window_of_weight_0_does_not_end_run(capsys):
     model, _ = driver(weight=lambda x, y: 0.0 if len(y) == 5 else float(len(y)))
     model.train_process(1, data([8, 5, 8]), 1, ckpt_path=None, callbacks=LossMonitor())
@@ -180,14 +180,14 @@ def test_window_of_weight_0_does_not_end_run(capsys):
 # MindSpore's own
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_loss_monitor_prints_losses_of_windows(capsys):
     records = train(driver()[0], callbacks=LossMonitor())
     lines = [f"epoch: {r.epoch} step: {r.step}, loss is {np.float32(r.loss)}" for r in records]
     assert capsys.readouterr().out.splitlines() == lines
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_model_checkpoint_saves_on_the_update_clock(tmp_path):
     model, optimizer = driver()
     config = CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=5)
@@ -226,7 +226,7 @@ class Mistakes(Metric):
         return self.count
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_evaluation_covers_complete_data_set():
     model, _ = driver()
     recorded, valid_batches = RecordedCalls("eval_results", "metrics"), data([8, 3], seed=5)
@@ -269,7 +269,7 @@ class Evaluated(Callback):
             self.act(run_context)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("options", "updates"),
     [
@@ -285,7 +285,7 @@ def test_evaluations_come_after_updates(options, updates):
     assert evaluated.updates == updates
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_evaluation_inside_an_epoch_changes_nothing_else():
     plain, evaluating = driver(), driver()
     records = train(plain[0])
@@ -295,7 +295,7 @@ def test_evaluation_inside_an_epoch_changes_nothing_else():
         np.testing.assert_array_equal(one.asnumpy(), other.asnumpy())
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_early_stopping_inside_an_epoch(tmp_path):
     """The best weights are restored, and are those of the last state."""
     model, optimizer = driver(lr=50.0)
@@ -309,7 +309,7 @@ def test_early_stopping_inside_an_epoch(tmp_path):
         np.testing.assert_array_equal(restored, evaluated.weights[-2])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_reduced_rate_inside_an_epoch_is_that_of_the_next_update():
     model, _ = driver(lr=1e-3)
     reduce = ReduceLROnPlateau("eval_loss", factor=0.5, patience=1, min_delta=9.0)
@@ -317,7 +317,7 @@ def test_reduced_rate_inside_an_epoch_is_that_of_the_next_update():
     assert [record.lr for record in records] == pytest.approx([1e-3, 1e-3, 1e-3, 1e-3, 5e-4])
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("evaluation", [1, 2, 3])  # inside an epoch, in the next one, at the end
 def test_resumed_run_repeats_the_evaluation_in_which_it_ended(tmp_path, evaluation):
     def fail(run_context):
@@ -331,7 +331,7 @@ def test_resumed_run_repeats_the_evaluation_in_which_it_ended(tmp_path, evaluati
     assert evaluated.updates[:-1] + resumed.updates == [2, 4, 6]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("every", [2, None])
 def test_request_to_stop_ends_an_evaluation(tmp_path, every):
     """With the second of three batches; the resumed run evaluates."""
@@ -365,7 +365,7 @@ class Modes(Callback):
         self.after.append(self.now())
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_each_cell_has_its_mode_again_after_an_evaluation():
     model, _ = driver()
     modes = Modes(model._network)
@@ -373,7 +373,7 @@ def test_each_cell_has_its_mode_again_after_an_evaluation():
     assert modes.after == modes.before and len({str(each) for each in modes.before}) == 2
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("every", [1, None])
 def test_time_of_an_evaluation_is_not_that_of_the_next_window(every, monkeypatch):
     now = [0.0]
@@ -393,7 +393,7 @@ def test_time_of_an_evaluation_is_not_that_of_the_next_window(every, monkeypatch
 # Numbers of epochs
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_initial_epoch_continues_epoch_count():
     model, _ = driver()
     recorded = RecordedCalls("cur_epoch_num")
@@ -406,7 +406,7 @@ def test_initial_epoch_continues_epoch_count():
 # Errors
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -429,7 +429,7 @@ def test_invalid_arguments_are_rejected(options, message):
         driver()[0].train_process(2, data(), 2, ckpt_path=None, **{"report": (), **options})
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_exhausted_validation_data_is_rejected():
     """Of a map or the like it is not known before that it can be read once only."""
     model, message = slope_driver(), "batches in every evaluation, but got none. A generator can be read once only"
@@ -438,7 +438,7 @@ def test_exhausted_validation_data_is_rejected():
     assert model.updates == 2
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_metrics_rejected_without_output_of_network():
     with pytest.raises(
         ValueError, match="'metrics' must be None for a network that returns only its loss, but got some"
@@ -448,7 +448,7 @@ def test_metrics_rejected_without_output_of_network():
         )
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_results_of_an_evaluation_are_not_those_of_the_next_epoch():
     seen = []
 

@@ -21,7 +21,7 @@ from ms_accum import (
 )
 from towers import ROWS, Tempered, Tower, Towers, Whole, gradients_and_loss, info_nce, miss, pairs
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def triplets(rows, labels):
@@ -46,7 +46,7 @@ CASES = {
 }
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("case", CASES)
 def test_gradient_equals_that_of_the_large_batch(case, rng):
     """And that of plain accumulation, the planted fault, is not."""
@@ -61,7 +61,7 @@ def test_gradient_equals_that_of_the_large_batch(case, rng):
     assert miss(found, expected) < 1 and miss(plain, expected) > 100
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_tails_and_split_batches_equal_smaller_large_batches(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4))
     trained = network.trainable_params()
@@ -94,7 +94,7 @@ class Counted(nn.Cell):
         return self.tower(x * ops.sin(ops.cast(count, ms.float32)))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_third_pass_repeats_masks_of_the_first(rng):
     network, data = Counted(), labelled(rng)
     trained = network.trainable_params()
@@ -104,7 +104,7 @@ def test_third_pass_repeats_masks_of_the_first(rng):
     assert int(network.counter.asnumpy()) == 3 and miss(found, expected) < 1
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_batch_norm_statistics_are_updated_once_per_micro_batch(rng):
     def normalized():
         ms.set_seed(1)
@@ -119,7 +119,7 @@ def test_batch_norm_statistics_are_updated_once_per_micro_batch(rng):
     assert all(np.array_equal(one.asnumpy(), another.asnumpy()) for one, another in pairs)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_nonfinite_window_is_skipped(rng):
     network, data = Towers(), pairs(rng, (4, 4, 4, 4))
     data[1] = (data[1][0] * float("nan"), data[1][1])
@@ -129,7 +129,7 @@ def test_nonfinite_window_is_skipped(rng):
     assert all(np.isfinite(parameter.asnumpy()).all() for parameter in network.trainable_params())
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_stop_inside_a_window_and_resume(rng, tmp_path):
     data = pairs(rng, (4,) * 6)
 
@@ -151,7 +151,7 @@ def test_stop_inside_a_window_and_resume(rng, tmp_path):
     assert updates == again == 3 and all(np.array_equal(one, other) for one, other in zip(found, expected))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_evaluation_uses_the_loss_of_each_batch(rng):
     network, data = Towers(), pairs(rng)
     results = []
@@ -181,7 +181,7 @@ def test_step_and_cells_reject_coupled_loss(make):
         make(network, CoupledLoss(triplets), nn.SGD(network.trainable_params(), 0.1))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_direct_call_raises(rng):
     loss_fn = CoupledLoss(triplets)
 
@@ -268,7 +268,7 @@ def test_invalid_arguments_are_rejected(make, error, message, rng):
         make(rng)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_skip_micro_is_rejected():
     network = Towers()
     optimizer = nn.SGD(network.trainable_params(), 0.1)
@@ -276,7 +276,7 @@ def test_skip_micro_is_rejected():
         GradientAccumulation(network, CoupledLoss(info_nce), optimizer, nonfinite="skip_micro", inputs=2)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_loss_scale_does_not_change_gradients(rng):
     network, micro_batches = Towers(), pairs(rng)
     trained = network.trainable_params()

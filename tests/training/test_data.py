@@ -12,7 +12,7 @@ from helpers import Slope, run, slope_driver, values
 from ms_accum import GradientAccumulation
 from ms_accum.training import data as batches
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 def rows(*numbers):
@@ -145,7 +145,7 @@ class TwoLabels(nn.Cell):
         return ops.mean(ops.square(output - first) + ops.square(output - second))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_loss_with_several_labels():
     """As much as a network that returns its loss itself."""
 
@@ -175,7 +175,7 @@ class ReturnsDict(Slope):
         return {"loss": super().construct(x)}
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_network_that_returns_a_dict_is_rejected():
     network = ReturnsDict()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 0.1), check="off")

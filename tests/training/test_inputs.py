@@ -22,7 +22,7 @@ from ms_accum import (
 )
 from runs import stop_after
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 WORDS, CLASSES, IGNORED = 9, 3, -100
 TAGS = nn.CrossEntropyLoss(ignore_index=IGNORED)

@@ -46,7 +46,7 @@ class UserProgram:
         return self
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_states_are_saved_on_the_update_clock(tmp_path):
     program = UserProgram().train(tmp_path, every=2, keep=9, resume=None)
     saved = [training_state.read(str(path)).metadata for path in sorted(tmp_path.glob("*.safetensors"))]
@@ -54,7 +54,7 @@ def test_states_are_saved_on_the_update_clock(tmp_path):
     assert [facts["at"]["batches"] for facts in saved] == [6, 3, 0]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_nothing_is_saved_after_error(tmp_path):
     """The Parameters may be ahead of the position."""
     program = UserProgram()
@@ -64,7 +64,7 @@ def test_nothing_is_saved_after_error(tmp_path):
     program.train(tmp_path)  # the folder is free again
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -86,7 +86,7 @@ OPTIONAL = {
 }
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_what_is_optional_comes_and_goes_with_allow_config_change(name, tmp_path):
     """An average, a stage that counts the windows it skips, or a sum of weights is in one of the two runs only."""
@@ -98,7 +98,7 @@ def test_what_is_optional_comes_and_goes_with_allow_config_change(name, tmp_path
     assert program.resumed_at == (3, 0) and program.accumulator.updates == 9
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("options", [{"loss_scale": 8.0}, {"nonfinite": "skip_micro"}, {"reduction": "sum"}], ids=str)
 def test_sums_of_an_open_window_are_not_those_of_other_settings(options, tmp_path):
     """They would be divided by another scale, or by weights that were not counted."""
@@ -109,7 +109,7 @@ def test_sums_of_an_open_window_are_not_those_of_other_settings(options, tmp_pat
         UserProgram(**options).train(tmp_path, allow_config_change=True)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_open_window_rejected_by_windows_of_1(tmp_path):
     with pytest.raises(Stopped):
         UserProgram().train(tmp_path, stop=stop_after(4))
@@ -117,7 +117,7 @@ def test_open_window_rejected_by_windows_of_1(tmp_path):
         UserProgram(window=1).train(tmp_path, allow_config_change=True)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -141,7 +141,7 @@ def test_arguments_of_wrong_type_are_rejected(tmp_path, arguments, message):
         ((1, True), TypeError, "'batches' must be an int >= 0, but got True (bool)."),
     ],
 )
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_invalid_position_rejected_by_after_micro_batch(tmp_path, position, error, message):
     """And not at the save, which may come hours later."""
     program = UserProgram()

@@ -8,7 +8,7 @@ from conftest import running_in
 from ms_accum import Checkpointer
 from runs import Run, adam_with_schedule, check_same, even, numbers
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 UPDATES = 6  # of two epochs of 7 micro-batches, in windows of 3
 
 

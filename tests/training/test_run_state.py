@@ -15,7 +15,7 @@ from helpers import Recorder, batches, slope_driver, values
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped
 from ms_accum.training.loop import trained_parameters
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 class Following(nn.Cell):
@@ -177,7 +177,7 @@ def test_invalid_scheduler_is_rejected(make):
         GradientAccumulation(network, nn.CrossEntropyLoss(), optimizer, scheduler=make(optimizer))
 
 
-@pytest.mark.graph
+@pytest.mark.usefixtures("graph_mode")
 def test_optimizer_that_ignores_schedulers_is_rejected():
     network = nn.Dense(6, 3)
     optimizer = mint.optim.SGD(network.trainable_params(), 0.5)

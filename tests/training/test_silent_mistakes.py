@@ -27,7 +27,7 @@ class Detached(Slope):
 # No gradient
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_first_window_without_gradient_warns():
     network = Detached()
     model = GradientAccumulation(network, None, nn.SGD([network.w], 1.0))
@@ -35,7 +35,7 @@ def test_first_window_without_gradient_warns():
         run(model, ONES, 2)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("weight", [None, lambda x: float(x.asnumpy()[0, 0] != 0)])
 def test_later_window_without_gradient_does_not_warn(weight):
     """It may be that nothing is left to learn, or that nothing counts."""
@@ -74,13 +74,13 @@ def test_accumulator_of_another_network_warns_when_it_is_flushed(loss_of, recwar
 # Windows that never get full
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_window_larger_than_the_data_warns():
     with pytest.warns(RuntimeWarning, match="'mini_steps' is 5, but an epoch has 4 batches: no window gets full"):
         run(slope_driver(), ONES, 5)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.filterwarnings("error")
 def test_windows_that_get_full_do_not_warn():
     run(slope_driver(), ONES, 4)
@@ -95,7 +95,7 @@ def optimizer():
     return optim.SGD([Parameter(Tensor(np.zeros(1), ms.float32), name="w")], lr=0.5)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_scheduler_stepped_for_epochs_warns():
     network = Slope()
     sgd = optim.SGD([network.w], lr=0.5)
@@ -105,7 +105,7 @@ def test_scheduler_stepped_for_epochs_warns():
         run(model, ONES, 1, epochs=2)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("make", "updates"),
     [
@@ -119,7 +119,7 @@ def test_usual_schedules_do_not_warn(make, updates):
     warn_if_rate_vanishes("train_process", make(optimizer()), updates)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_exponential_decay_for_epochs_warns():
     with pytest.warns(RuntimeWarning, match="'ExponentialLR' would multiply the learning rate by 1e-46 in 1,000"):
         warn_if_rate_vanishes("train_process", lr_scheduler.ExponentialLR(optimizer(), 0.9), 1000)
@@ -135,7 +135,7 @@ def of_rates(rates):
     return network, nn.SGD([network.w], rates)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_rates_for_each_micro_batch_warn():
     network, sgd = of_rates(PER_MICRO_BATCH)
     with pytest.warns(RuntimeWarning, match="has 8 learning rates, one for each micro-batch, .* has 4 updates"):
@@ -147,7 +147,7 @@ def test_rates_for_each_micro_batch_warn():
         Model(step).train(2, data, callbacks=FlushTail(), dataset_sink_mode=False)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("rates", "options"),
     [

@@ -18,7 +18,7 @@ def by_function(update):
     return [1, 1, 3, 2, 2, 4][min(int(update), 5)]
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize("epochs", [1, 2, 3])
 @pytest.mark.parametrize("tail", ["flush", "drop", "carry"])
 @pytest.mark.parametrize("count", [3, 5, 16])
@@ -28,21 +28,21 @@ def test_planned_windows_equal_executed_windows(epochs, tail, count):
     assert recorder.planned == len(recorder.records)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_windows_larger_than_epoch_with_drop_are_rejected():
     """From the second epoch on nothing would be learned, and nothing said."""
     with pytest.raises(ValueError, match="No window would ever fill; use a smaller one, or tail='flush'"):
         slope_driver(tail="drop").train_process(3, DATA[:4], {0: 2, 1: 6}, report=(), ckpt_path=None)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_resuming_with_other_sizes_is_rejected(tmp_path):
     run(slope_driver(), DATA, STEPS, checkpointer=Checkpointer(tmp_path))
     with pytest.raises(ValueError, match="mini_steps"):
         run(slope_driver(), DATA, {0: 1, 2: 4}, epochs=2, checkpointer=Checkpointer(tmp_path, resume="auto"))
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_settings_and_constant_size():
     sizes = Sizes("Accumulator", "accumulate_step", STEPS)
     assert sizes.settings == {"0": 1, "2": 3, "3": 2, "5": 4} and sizes.constant is None
@@ -50,7 +50,7 @@ def test_settings_and_constant_size():
     assert Sizes("x", "y", {0: 4}).constant == Sizes("x", "y", np.int64(4)).constant == 4
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("sizes", "error"),
     [({}, ValueError), ({1: 2}, ValueError), ({0: 0}, ValueError), ({0: 2.5}, TypeError), ("4", TypeError)],
@@ -60,20 +60,20 @@ def test_invalid_sizes_are_rejected(sizes, error):
         Accumulator(nn.SGD([Slope().w], 1.0), sizes)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_function_that_returns_invalid_size_is_rejected():
     with pytest.raises(ValueError, match="'mini_steps' must be an int >= 1, but got 0"):
         slope_driver().train_process(1, DATA, lambda update: 2 - update, report=(), ckpt_path=None)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_changing_sizes_can_not_be_set():
     accumulator = Accumulator(nn.SGD([Slope().w], 1.0), STEPS)
     with pytest.raises(ValueError, match="'accumulate_step' can't be set: it is defined by the update"):
         accumulator.accumulate_step = 3
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
     ("first", "last", "samples", "rows"), [(1, 4, 1000, 50), (2, 9, 100, 8), (3, 3, 10, 1), (1, 2, 1, 64)]
 )
@@ -88,7 +88,7 @@ def test_ramp_up_is_linear_in_samples(first, last, samples, rows):
     assert size_of(update) == last and list(sizes) == sorted(sizes)
 
 
-@pytest.mark.host
+@pytest.mark.usefixtures("eager")
 def test_ramp_up_rejects_invalid_arguments():
     with pytest.raises(ValueError, match="For 'ramp_up', 'last' must be >= 4, the size of the first window, but got 2"):
         ramp_up(4, 2, 100, micro_batch_size=8)

@@ -26,7 +26,7 @@ from ms_accum import (
 from ms_accum.training.token_batches import shapes_of
 from runs import stop_after
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 IGNORED, WORDS, TOKENS = -100, 7, 64
 
@@ -375,7 +375,7 @@ def test_wrong_windows_are_rejected(options, error, message):
 
 
 @pytest.mark.slow
-@pytest.mark.default
+@pytest.mark.usefixtures("default_mode")
 def test_run_compiles_a_graph_for_each_shape(compiles):
     data = packed(samples_of(lengths_of("uniform")), shapes=3, seed=3)
     model = driver_of()

@@ -20,7 +20,7 @@ from programs.metrics import MetricsFile
 from reference import digest
 from runs import stop_after
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 ROWS = (4, 2, 5, 3, 1, 6, 2)
 DATA = terms.data_of(ROWS, masked=[2])

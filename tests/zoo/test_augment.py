@@ -10,7 +10,7 @@ from idx_files import rows_of
 from model_zoo import create_dataset
 from model_zoo.data.augment import draw_moves, move
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @pytest.fixture

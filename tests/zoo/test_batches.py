@@ -11,7 +11,7 @@ from model_zoo import create_dataset
 from model_zoo.data.batches import Batches
 from model_zoo.data.images import ImageRows, Split
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from cifar_files import make_records, write_cifar10
 from model_zoo import DataError, create_dataset
 from model_zoo.data.cifar import FILES, RECORD, ROWS, TOP, load_cifar10
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from model_zoo import create_dataset
 from model_zoo.data.digits import load_digits_split
 from model_zoo.data.images import resize
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @pytest.fixture

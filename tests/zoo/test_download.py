@@ -20,7 +20,7 @@ from model_zoo import DataError, create_dataset, download_cifar10, download_mnis
 from model_zoo.data.cifar import TOP
 from model_zoo.data.download import CIFAR10, MNIST
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 NOBODY = "http://127.0.0.1:1/nobody-listens"
 LABELS = "train/train-labels-idx1-ubyte"
 

@@ -9,7 +9,7 @@ from mindspore import Tensor, nn, ops
 from model_zoo.fast import GELU, LayerNorm
 from reference import miss
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 PAIRS = {
     "LayerNorm": (lambda: LayerNorm(6), lambda: nn.LayerNorm((6,), epsilon=1e-5)),
     "GELU": (GELU, lambda: nn.GELU(approximate=False)),

@@ -9,7 +9,7 @@ from mindspore import Tensor, ops
 
 from model_zoo import GPT
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 WORDS, LONGEST = 11, 8
 
 

@@ -11,7 +11,7 @@ import pytest
 from idx_files import idx_images, idx_labels, make_digits, rows_of, write_mnist
 from model_zoo import DataError, create_dataset
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from mindspore import Tensor, nn
 from model_zoo.data.text import IGNORED
 from model_zoo.next_token import LossOfTargets, LossOfTokens, NextTokenLoss, count_targets
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 ROWS, LENGTH, KINDS = 3, 5, 7
 
 

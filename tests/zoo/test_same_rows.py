@@ -10,7 +10,7 @@ from cifar_files import write_cifar10
 from idx_files import write_mnist
 from model_zoo import create_dataset, create_text_dataset
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 # SHA-256 of the first two epochs, all columns batch by batch; first 16 digits.
 GOLDEN = {
     "mnist": "39c4bfaa00760d9f",

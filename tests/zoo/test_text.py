@@ -10,7 +10,7 @@ import pytest
 from model_zoo import DataError, create_text_dataset
 from model_zoo.data.text import IGNORED, Lines
 
-pytestmark = pytest.mark.host
+pytestmark = pytest.mark.usefixtures("eager")
 TEXT = "To be, or not to be: that is the question.\n" * 3
 
 
