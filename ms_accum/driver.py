@@ -213,6 +213,12 @@ class GradientAccumulation(ShowsWindows):
         else:
             ranks = self._group.size if self._group else 1
             sizes = ByWeight("train_process", "window_weight", window_weight, ranks)
+            if step.is_coupled:
+                rule = "None with a CoupledLoss, whose micro-batches count nothing alone"
+                _check.raise_invalid(ValueError, "train_process", "window_weight", rule, window_weight)
+            if ranks > 1 and self._tail == "carry" and checkpointer is not None:
+                rule, remedy = "None with tail='carry' and a checkpointer on several ranks", "Use tail='flush'."
+                _check.raise_invalid(ValueError, "train_process", "window_weight", rule, window_weight, remedy)
         self._check_waiting(sizes, checkpointer)
         batches = Data(train_dataset).batches
         now = {"open_micro_batches": self.micro_batches, "updates": self.updates}

@@ -143,6 +143,8 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
             self._objective.warn(training=True)  # `Model` sets it, for all layers
 
     def __call__(self, *columns: Tensor) -> Any:
+        if self.training and _caller_in_model() == "predict":  # which `Model` does not say after an evaluation
+            self.add_flags(training=False)  # it does, before it trains again
         if not self.training:  # `Model.predict`
             with self.average.applied():
                 return super().__call__(*columns)
@@ -160,7 +162,7 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
 
     def _warn_if_called_by_model(self) -> None:
         """Warn that nothing will end the last window, which a loop of the user's ends with `flush`."""
-        if sys._getframe(2).f_globals.get("__name__") == Model.__module__:
+        if _caller_in_model(3):
             _check.warn(
                 f"For '{_OWNER}', Model is run without the callback FlushTail: micro-batches that do not fill a window "
                 "wait for the next epoch, and are lost after the last; callbacks do not get the optimizer. Give "
@@ -280,6 +282,12 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
     def grad_norm(self) -> float:
         """float, the norm of the last window's gradient, before clipping."""
         return self._grad_norm
+
+
+def _caller_in_model(level: int = 2) -> str:
+    """Return which function of MindSpore's Model calls the step; "" if it is called by another program."""
+    caller = sys._getframe(level)
+    return caller.f_code.co_name if caller.f_globals.get("__name__") == Model.__module__ else ""
 
 
 class _Evaluate(Compiled):

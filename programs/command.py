@@ -8,6 +8,7 @@ import os
 import signal
 import stat
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,6 +16,7 @@ from typing import Any, Callable
 
 from ms_accum._check import LINE, first_words, one_line
 
+_TOGETHER = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal was closed
 
 
@@ -146,7 +148,9 @@ def interrupt(number: int, frame: object) -> None:
 
 
 class Signals:
-    """Remembers the first of `SIGNALS` inside a block, for `Checkpointer(stop=...)`; the second ends the process.
+    """Remembers the first of `SIGNALS` inside a block, for `Checkpointer(stop=...)`; a second one ends the process.
+
+    But for what comes within a second: closing a session, or a service, sends several kinds together.
 
     At the end of the block it raises `Interrupted`. Outside of it both end the process at once: before training there
     is nothing to save, and after it all is saved.
@@ -154,6 +158,7 @@ class Signals:
 
     def __init__(self) -> None:
         self._number: int | None = None
+        self._came = 0.0
         self._handled = handled_by(self._handle)
 
     def received(self) -> bool:
@@ -179,9 +184,9 @@ class Signals:
         if number == signal.SIGHUP:
             _leave_terminal()
         if self._number is None:
-            self._number = number
-        elif number != signal.SIGHUP:  # which comes twice, from the system and from the shell
-            os._exit(128 + number)
+            self._number, self._came = number, time.monotonic()
+        elif number != signal.SIGHUP and time.monotonic() - self._came > _TOGETHER:
+            os._exit(128 + number)  # not for SIGHUP, which comes twice, from the system and from the shell
 
 
 def _leave_terminal() -> None:

@@ -347,6 +347,9 @@ def _in_file(source: str | None, known: Mapping[str, Flag]) -> argparse.Namespac
         raise FlagError(f"'{source}': {error}") from error
 
 
+_SWITCHES = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+
 def _read(source: str) -> dict[Any, Any]:
     """Return the content of a file of flags, JSON or YAML."""
     try:
@@ -356,7 +359,9 @@ def _read(source: str) -> dict[Any, Any]:
         else:
             import yaml  # only --config needs it
 
-            content = yaml.safe_load(text) or {}
+            content = yaml.load(text, yaml.BaseLoader) or {}  # texts, as on the command line: no 1:30, 0x1F, or off
+            if isinstance(content, dict):
+                content = {name: _SWITCHES.get(str(value).lower(), value) for name, value in content.items()}
     except ImportError:
         raise
     except Exception as error:  # of the system, of JSON, of YAML
@@ -389,11 +394,19 @@ def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
     """
     if args.window_weight is not None:
         return args.epochs, args.max_updates or 0
+
+    def updates_of(epochs: int) -> int:
+        return planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
+
     epochs = args.epochs or 1
-    updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
-    while args.epochs is None and updates < args.max_updates:
-        epochs += 1
-        updates = planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
+    if args.epochs is None and updates_of(1) < args.max_updates:
+        few, epochs = 1, 2
+        while updates_of(epochs) < args.max_updates:
+            few, epochs = epochs, 2 * epochs
+        while epochs - few > 1:  # the first number of epochs with so many updates is above `few`
+            middle = (few + epochs) // 2
+            few, epochs = (few, middle) if updates_of(middle) >= args.max_updates else (middle, epochs)
+    updates = updates_of(epochs)
     if args.max_updates is None:
         return epochs, updates
     return epochs + (args.epochs is None), min(updates, args.max_updates)  # one to spare: a skipped window is no update

@@ -6,7 +6,7 @@
 | metrics.jsonl | a line for each window, and one for each evaluation |
 | states/ | the training states |
 | gradient_accumulation.ckpt | the model, unless --ckpt_path names another file; beside it its record, a .json file |
-| .lock | locked while the run uses the folder; with --ckpt_path also .NAME.lock beside the model |
+| .lock | locked while the run uses the folder, as is .NAME.lock beside the model |
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
     locks = [_locked(os.path.join(folder.path, ".lock"), used)]
     remove_leftovers(folder.path)
     place, name = os.path.split(os.path.realpath(folder.model))
-    if args.ckpt_path and os.access(place, os.W_OK):  # training says it if not
+    if os.access(place, os.W_OK):  # training says it if not; the folder's own may be another run's --ckpt_path
         used = f"another run is using '{folder.model}'; give another --ckpt_path"
         locks.append(_locked(os.path.join(place, f".{name}.lock"), used))
         for each in (name, f"{name}.json"):

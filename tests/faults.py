@@ -1208,7 +1208,7 @@ FAULTS = {
     ),
     "two runs write one model": Fault(
         "programs/folder.py",
-        "if args.ckpt_path and os.access(place, os.W_OK):",
+        "if os.access(place, os.W_OK):",
         "if False:",
         "programs/test_runs.py::test_model_elsewhere_is_that_of_one_run",
     ),
@@ -1220,7 +1220,7 @@ FAULTS = {
     ),
     "the hang-up of the shell after that of the system ends a run": Fault(
         "programs/command.py",
-        "elif number != signal.SIGHUP:",
+        "elif number != signal.SIGHUP and time.monotonic() - self._came > _TOGETHER:",
         "else:",
         "programs/test_runs.py::test_closed_terminal_is_a_signal_that_may_come_twice",
     ),
@@ -1341,6 +1341,12 @@ FAULTS = {
         "before < 0 <= len(self._seen)",
         "training/test_silent_mistakes.py::test_many_shapes_are_warned_of_once",
     ),
+    "Model.predict trains after an evaluation": Fault(
+        "model_step.py",
+        'if self.training and _caller_in_model() == "predict":',
+        "if False:",
+        "test_model_step.py::test_predicting_after_an_evaluation_does_not_train",
+    ),
     # Micro-batches by tokens, and windows by what they count
     "the rest of an epoch is not packed": Fault(
         "training/token_batches.py",
@@ -1386,8 +1392,8 @@ FAULTS = {
     ),
     "each rank fills the whole window": Fault(
         "training/sizes.py",
-        "self._part = self._weight / ranks",
-        "self._part = self._weight",
+        "self._part = self._weight / ranks * _ALMOST",
+        "self._part = self._weight * _ALMOST",
         "ranks/test_group.py::test_each_rank_fills_its_part_of_a_window_by_weight",
     ),
     "each rank resumes where the furthest one was": Fault(

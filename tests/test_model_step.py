@@ -433,6 +433,19 @@ def test_predicting_returns_the_output_and_does_not_train():
     assert trained.step.updates == 1
 
 
+def test_predicting_after_an_evaluation_does_not_train():
+    trained, data = Trained(gradient_accumulation_steps=1), make_micro_batches([8, 8])
+    options = {"eval_network": trained.step.eval_network, "eval_indexes": [0, 1, 2], "metrics": {"acc"}}
+    model, (x, y) = Model(trained.step, **options), data[0]
+    for updates in (0, 2):
+        model.eval(dataset(data), dataset_sink_mode=False)
+        for columns in ((x,), (x, y)):
+            assert np.array_equal(model.predict(*columns).asnumpy(), trained.network(x).asnumpy())
+        assert trained.step.updates == updates
+        model.train(1, dataset(data), callbacks=FlushTail(), dataset_sink_mode=False)
+    assert trained.step.updates == 4
+
+
 def test_predictions_are_those_of_the_average():
     """As evaluations with `eval_network`; a network that returns its loss returns it here, too."""
     network, ema = Slope(), Ema(0.5)

@@ -20,7 +20,7 @@ from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.group import Group
 from .files import absolute, check_own, remove_leftovers, write_whole
-from .training_state import CheckpointError, TrainingState, digest_of, read, write
+from .training_state import CheckpointError, TrainingState, digest_of, most_bytes, read, write
 
 _OWNER = "Checkpointer"
 _AUTO = "auto"
@@ -107,8 +107,8 @@ class StateFolder:
         """Return whether a state is in this folder."""
         return Path(path).resolve().parent == self._path.resolve()
 
-    def newest(self) -> FoundState | None:
-        """Return the newest undamaged state in the folder; None if it has no states.
+    def newest(self, most: float) -> FoundState | None:
+        """Return the newest undamaged state in the folder, of at most so many bytes; None if it has no states.
 
         Raises:
             CheckpointError: If it has states, but none that can be read.
@@ -116,7 +116,7 @@ class StateFolder:
         faults: list[str] = []
         for path in self.states():
             try:
-                return FoundState(read(str(path)), self.shown_path(path), faults)
+                return FoundState(read(str(path), most), self.shown_path(path), faults)
             except CheckpointError as error:
                 faults.append(str(error))
         if faults:
@@ -266,11 +266,12 @@ class Checkpointer:
 
     # The state to resume from
 
-    def find(self, config: Mapping[str, Any]) -> FoundState | None:
+    def find(self, config: Mapping[str, Any], most: float = math.inf) -> FoundState | None:
         """Return the state to resume from.
 
         Args:
             config (Mapping): settings that the driver adds.
+            most (float): the most bytes that it can have. Default: no limit.
 
         Raises:
             CheckpointError: If it can't be read, or belongs to a run with other settings, or the folder has the states
@@ -282,7 +283,7 @@ class Checkpointer:
             rule = "'folder' must have no training states when a run begins"
             remedy = "Give resume='auto' to continue the run that has saved them, or another folder."
             raise CheckpointError(f"For '{_OWNER}', {rule}, but '{self._folder.shown}' has some. {remedy}")
-        found_state = self._find_state()
+        found_state = self._find_state(most)
         if found_state is None:
             self.resumed = [f"nothing: no state in '{self._folder.shown}'"] if self._resume else []
             return None
@@ -306,12 +307,12 @@ class Checkpointer:
         self.resumed += changed.values()
         return found_state._replace(changed={**found_state.changed, **changed})
 
-    def _find_state(self) -> FoundState | None:
+    def _find_state(self, most: float) -> FoundState | None:
         if self._resume is None:
             return None
         if self._resume == _AUTO:
-            return self._folder.newest()
-        return FoundState(read(self._resume_path), self._resume)
+            return self._folder.newest(most)
+        return FoundState(read(self._resume_path, most), self._resume)
 
     # When to save
 
@@ -423,9 +424,9 @@ class Checkpointer:
 
 
 def find_together(
-    owner: str, states: Checkpointer, config: Mapping[str, Any], group: Group | None
+    owner: str, states: Checkpointer, config: Mapping[str, Any], parameters: Mapping[str, Any], group: Group | None
 ) -> FoundState | None:
-    """Return the state from which all ranks resume; None if there is none.
+    """Return the state from which all ranks resume; None if there is none. It has no more bytes than the Parameters.
 
     Raises:
         CheckpointError: If this rank can't read it, or it belongs to a run with other settings.
@@ -433,7 +434,7 @@ def find_together(
     """
     name, remedy = "state to resume from", "Give all ranks access to the files of rank 0."
     try:
-        found_state = states.find(config)
+        found_state = states.find(config, most_bytes(parameters))
     except CheckpointError as error:
         with suppress(RuntimeError):  # that the ranks differ: this rank's own error is more specific
             agree(owner, group, {name: f"an error ({error})"}, remedy)

@@ -48,13 +48,20 @@ def write_arrays(path: str, arrays: Mapping[str, np.ndarray], metadata: Any) -> 
     read_arrays(path)
 
 
-def read_arrays(path: str) -> tuple[dict[str, np.ndarray], Any]:
+def read_arrays(path: str, most: float = math.inf) -> tuple[dict[str, np.ndarray], Any]:
     """Return the arrays and the metadata of a file; the metadata are None in a file that another program wrote.
 
+    Args:
+        path (str): the file.
+        most (float): the most bytes of a file that is read. Default: no limit.
+
     Raises:
-        CheckpointError: If it can't be read, or is damaged.
+        CheckpointError: If it can't be read, is damaged, or larger.
     """
     with _opened(path) as file:
+        if os.path.getsize(path) > most:
+            size = f"{os.path.getsize(path):,} bytes, more than this run's state can have"
+            raise CheckpointError(f"'{path}' belongs to another network: it has {size}.")
         entry = (file.metadata() or {}).get(_ENTRY)
         arrays = {name: file.get_tensor(name) for name in file.keys()}
     if entry is None:
@@ -126,6 +133,7 @@ def shortened(texts: Sequence[str]) -> str:
 
 VERSION = 6
 _VERSION = "state_version"
+_OF_THE_REST = 2**27
 ONCE_ONLY = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
 
 
@@ -250,13 +258,18 @@ def write(state: TrainingState, path: str) -> None:
     write_arrays(path, state.arrays, {**state.metadata, _VERSION: VERSION})
 
 
-def read(path: str) -> TrainingState:
-    """Read a state.
+def most_bytes(parameters: Mapping[str, Any]) -> int:
+    """Return the most bytes that a state with these Parameters can have, with room for what else is in it."""
+    return 8 * sum(math.prod(parameter.shape) for parameter in parameters.values()) + _OF_THE_REST
+
+
+def read(path: str, most: float = math.inf) -> TrainingState:
+    """Read a state of at most so many bytes.
 
     Raises:
-        CheckpointError: If the file is not a state, is damaged, or is of another version.
+        CheckpointError: If the file is not a state, is damaged, larger, or is of another version.
     """
-    state = TrainingState(*read_arrays(path))
+    state = TrainingState(*read_arrays(path, most))
     if not isinstance(state.metadata, dict) or _VERSION not in state.metadata:
         raise CheckpointError(f"'{path}' is not a training state.")
     if state.metadata[_VERSION] != VERSION:

@@ -288,7 +288,7 @@ class ResumableLoop:
         ranks = self._group.size if self._group else 1
         optimizer = kind_of(self._accumulator.optimizer)
         config = {**self._accumulator.settings, "optimizer": optimizer, "ranks": ranks}
-        found_state = find_together("ResumableLoop", self._states, config, self._group)
+        found_state = find_together("ResumableLoop", self._states, config, parameters, self._group)
         if found_state is None:
             return
         warn_about_random_layers(self._network)

@@ -259,6 +259,9 @@ class SaveStates(Callback):
             _check.warn(f"For 'SaveStates', the resumed run {reason}.")
             self._epoch, self._batches = self._epoch + 1, 0
         dataset.set_init_step(self._size * self.initial_epoch + self._batches)
+        source: Any = getattr(dataset, "source", None)
+        if hasattr(source, "begin_with_epoch") and not hasattr(source, "__getitem__"):  # such as TokenBatches
+            source.begin_with_epoch(source.next_epoch + self.initial_epoch)
 
     @property
     def initial_epoch(self) -> int:

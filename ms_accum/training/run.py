@@ -178,7 +178,7 @@ class Run:
             "ranks": self._group.size if self._group else 1,
             **plan.settings,
         }
-        found_state = find_together(_OWNER, plan.states, settings, self._group)
+        found_state = find_together(_OWNER, plan.states, settings, parameters, self._group)
         if found_state is None:
             return None
         differences = plan.data.differences(Position(**found_state.state.metadata["at"]), self._group)
@@ -249,7 +249,7 @@ class Run:
             if self._stopped or self._has_all_updates:
                 break
         if not self.at.windows and plan.tail == "drop" and not callbacks.stopping:
-            raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower 'mini_steps'.")
+            raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower its size.")
         if self._evaluates_inside and self.at.evaluated != step.updates:
             self._evaluate_inside()
         callbacks("on_train_end", stopped=bool(self._stopped))

@@ -7,6 +7,7 @@ from typing import Any
 
 from .. import _check
 
+_ALMOST = 1 - 1e-9  # the sum of ten times 0.1 is less than 1
 TAILS = ("flush", "carry", "drop")
 _RULE = "an int >= 1, a dict from first updates, beginning with 0, to such ints, or a function of the update"
 
@@ -73,7 +74,7 @@ class ByWeight:
 
     def __init__(self, owner: str, name: str, weight: Any, ranks: int):
         self._weight = _check.positive_number(owner, name, weight)
-        self._part = self._weight / ranks
+        self._part = self._weight / ranks * _ALMOST
 
     def size_after(self, update: Any) -> float:
         """Return the weight of this rank's part of the window after this number of updates."""

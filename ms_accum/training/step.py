@@ -139,8 +139,9 @@ class Step:
         self.can_save = True
         """bool, whether this process has a state that it can save after an error, without the other ranks."""
         self._overflows = 0
-        self._coupled = isinstance(objective.forward, LossOfBatch)
-        if self._coupled and config.skips is not None:
+        self.is_coupled = isinstance(objective.forward, LossOfBatch)
+        """bool, whether the loss is a `CoupledLoss`, computed once per window."""
+        if self.is_coupled and config.skips is not None:
             rule, remedy = "the default with a CoupledLoss", "Its loss is computed once per window."
             _check.raise_invalid(ValueError, config.owner, "nonfinite", rule, "another value", remedy)
         if objective.terms is not None and config.skips is not None and config.summing.of_micro_batch is not None:
@@ -156,7 +157,7 @@ class Step:
 
     def _losses_of(self, objective: Objective) -> Any:
         config, terms = self.config, objective.terms
-        if self._coupled:
+        if self.is_coupled:
             loss_parameters = trained_by_loss(objective.forward, config.parameters)
             self._network = SumOfProducts(objective.forward, loss_parameters)
             return Coupled(objective.forward, loss_parameters, self.group, config.compiles, lambda: self._undo.undo())
@@ -185,7 +186,7 @@ class Step:
         for micro_batch in micro_batches or ():
             self.objective.check_micro_batch(micro_batch, alone, self.config.parameters)
         window = shared(micro_batches, self.objective, requests, self.group, batches=batches)
-        if self._coupled and self.group is not None and 0 < window.ranks < self.group.size:
+        if self.is_coupled and self.group is not None and 0 < window.ranks < self.group.size:
             raise RuntimeError(
                 f"For '{self.config.owner}', all ranks must have the same number of windows with a CoupledLoss, but "
                 f"{self.group.size - window.ranks} of {self.group.size} have no more data. "
@@ -270,7 +271,7 @@ class Step:
         config = self.config
         by_calls = ByCalls(self._network, new_window(unique_name("gradient_accumulation"), config))
         columns = [each for each in (inputs[0][1] if inputs else ()) if isinstance(each, ms.Tensor)]
-        return ByLoops(by_calls) if not self._coupled and loops(self._network, config, columns) else by_calls
+        return ByLoops(by_calls) if not self.is_coupled and loops(self._network, config, columns) else by_calls
 
     @contextmanager
     def _running(self, window: Shared) -> Iterator[None]:

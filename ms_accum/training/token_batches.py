@@ -259,6 +259,10 @@ class _Columns:
         if len(pads) != len(columns):
             rule = f"a number, or one for each of the {_check.quantity(len(columns), 'column')} of a sample"
             _check.raise_invalid(ValueError, _OWNER, "pad", rule, self._pad)
+        for number, (pad, column) in enumerate(zip(pads, columns)):
+            if not _holds(column.dtype, pad):
+                rule = f"a number that column {number} of {column.dtype} can have"
+                _check.raise_invalid(ValueError, _OWNER, "pad", rule, pad)
         self._pads, self._first = pads, columns
 
     def _of_rows(self, columns: tuple[np.ndarray, ...]) -> list[tuple]:
@@ -301,4 +305,19 @@ def _array(number: int, column: Any) -> np.ndarray:
     if array.dtype.kind not in "biuf":
         rule, got = "samples of numbers", f"{type(column).__name__} in number {number}"
         _check.raise_invalid(TypeError, _OWNER, "samples", rule, got)
-    return array.astype(_USUAL[array.dtype.kind]) if array.dtype.itemsize == _LARGE else array
+    if array.dtype.itemsize < _LARGE:
+        return array
+    usual = array.astype(_USUAL[array.dtype.kind])
+    if array.dtype.kind != "f" and (usual != array).any():
+        rule, got = "samples of numbers below 2**31", f"larger ones in number {number}"
+        _check.raise_invalid(ValueError, _OWNER, "samples", rule, got)
+    return usual
+
+
+def _holds(dtype: np.dtype, number: Any) -> bool:
+    """Return whether a type has a number, so that it is what a loss is told to ignore."""
+    try:
+        with np.errstate(all="ignore"):
+            return bool(np.array(number).astype(dtype) == number) or (dtype.kind == "f" and number != number)
+    except (TypeError, ValueError):
+        return False

@@ -19,6 +19,7 @@ from model_zoo import GPT, LeNet5
 from model_zoo.data.sentences import sentences
 from ms_accum import own_group
 from ms_accum.saving.training_state import CheckpointError, write_arrays
+from ms_accum.training.sizes import sizes_of, windows_by_epoch
 from programs.command import FlagError
 from programs.flags import (
     evaluation_flags,
@@ -69,7 +70,7 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--config=typo.yaml": "'typo.yaml' has the unknown flag 'batch_szie'; did you mean batch_size?",
     "--config=resume.yaml": "'resume.yaml' has the unknown flag 'resume'",  # what a run does once is no setting
     "--config=debug.yaml": "'debug.yaml' has the unknown flag 'debug'",
-    "--config=object.yaml": "'object.yaml' can't be read: could not determine a constructor",
+    "--config=object.yaml": "'object.yaml' must have one value for",
     "--config=zero.yaml": "'zero.yaml': argument --layers: must be an int >= 1 and <= 65536, but got '0'",
     "--config=sizes.yaml": "'layers' must be left out: lenet5 by momentum has none",
     "--config=beta2.yaml": "'beta2' must be left out: lenet5 by momentum has none",
@@ -461,6 +462,25 @@ def test_missing_packages_are_one_line(program, tmp_path):
 
 
 # What flags become
+
+
+def test_long_runs_are_planned_at_once():
+    """With windows that change size, too: how many epochs there are is searched for, not counted."""
+    for sizes in ("4", "0:1,100:4"):
+        args = training_flags([f"--mini_steps={sizes}", "--max_updates=300000"])
+        epochs, updates = length_of(args, 10)
+        last = sum(windows_by_epoch(10, sizes_of("", "", args.mini_steps), "flush", epochs - 2))
+        assert updates == 300000 and last < updates <= last + 10
+
+
+def test_file_of_flags_has_texts():
+    """As on the command line, not YAML's numbers of base 60, 16 or 8, nor its words for no."""
+    Path("flags.yaml").write_text("output_dir: 001\namp: off\nepochs: 2\ndownload: false\n")
+    args = training_flags(["--config=flags.yaml"])
+    assert (args.output_dir, args.amp, args.epochs) == ("001", "off", 2)
+    Path("flags.yaml").write_text("seed: 1:30\n")
+    with pytest.raises(FlagError, match="seed: must be an int"):
+        training_flags(["--config=flags.yaml"])
 
 
 def test_length_of_a_run_is_its_epochs_or_its_updates():

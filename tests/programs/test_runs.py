@@ -189,7 +189,10 @@ def test_second_signal_ends_at_once(monkeypatch):
     handlers = [signal.getsignal(number) for number in SIGNALS]
     with pytest.raises(Interrupted, match="SIGTERM") as caught, Signals() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.received() and not ended
+        for number in (signal.SIGHUP, signal.SIGINT):
+            os.kill(os.getpid(), number)
+        assert signals.received() and not ended  # they came together
+        signals._came -= 2
         os.kill(os.getpid(), signal.SIGINT)
     assert ended == [130] and caught.value.code == 143
     assert [signal.getsignal(number) for number in SIGNALS] == handlers
@@ -309,6 +312,14 @@ def test_model_elsewhere_is_that_of_one_run(capsys):
     assert error_of(capsys) == "another run is using 'models/m.ckpt'; give another --ckpt_path"
     assert train(*QUICK, "--epochs=1", "--ckpt_path=models/m.ckpt") == 0
     assert {*os.listdir("models")} - {".m.ckpt.lock"} == {"m.ckpt", "m.ckpt.json", ".saving-other.ckpt-01234567"}
+
+
+def test_model_in_its_folder_is_that_of_one_run(capsys):
+    """Another run may have its --ckpt_path there."""
+    os.makedirs("out")
+    with FileLock("out/.gradient_accumulation.ckpt.lock"):
+        assert train(*QUICK, "--output_dir=out") == 1
+    assert "another run is using 'out/gradient_accumulation.ckpt'" in error_of(capsys)
 
 
 # Disks and streams

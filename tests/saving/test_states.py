@@ -317,3 +317,17 @@ def test_truncations_are_rejected(saved):
     content = saved.read_bytes()
     for length in range(0, len(content), 29):
         check_rejected(saved, content[:length])
+
+
+def test_state_larger_than_the_network_is_not_read(tmp_path):
+    """Its file may be sparse, and its header right."""
+    Run().train(even(), 3, epochs=1, states=Checkpointer(tmp_path))
+    (path,) = tmp_path.glob("state-*")
+    os.truncate(path, 2**40)
+    with pytest.raises(CheckpointError, match="can't be read"):  # the header says where it ends
+        Run().train(even(), 3, states=Checkpointer(tmp_path, resume="auto"))
+    header = b'{"w":{"dtype":"U8","shape":[%d],"data_offsets":[0,%d]}}' % ((2**40 - 108,) * 2)
+    path.write_bytes(len(header.ljust(100)).to_bytes(8, "little") + header.ljust(100))
+    os.truncate(path, 2**40)
+    with pytest.raises(CheckpointError, match="belongs to another network: it has 1,099,511,627,776 bytes, more than"):
+        Run().train(even(), 3, states=Checkpointer(tmp_path, resume="auto"))

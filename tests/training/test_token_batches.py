@@ -123,6 +123,9 @@ def test_longer_samples_are_cut_if_asked():
         ([[1]], {"tokens": 0}, "'tokens' must be an int >= 1, but got 0"),
         ([[1]], {"shapes": 0}, "'shapes' must be an int >= 1, but got 0"),
         ([[1]], {"longest": 9}, "'longest' must be at most 8, as 'tokens', but got 9"),
+        ([np.ones(3, np.uint8)], {"pad": -100}, "'pad' must be a number that column 0 of uint8 can have, but got -100"),
+        ([[1]], {"pad": 0.5}, "'pad' must be a number that column 0 of int32 can have, but got 0.5"),
+        ([[2**40]], {}, "'samples' must be samples of numbers below 2..31, but got larger ones in number 0"),
         ([[1]], {"pad": (0, 1)}, "'pad' must be a number, or one for each of the 1 column of a sample, but got"),
         ([[1]], {"sequences": [1]}, "'sequences' must be columns with positions, of 1, but got .1."),
         ([[1], [2]], {"lengths": [1]}, "'lengths' must be 2 numbers, one a sample, but got 1"),
@@ -335,6 +338,13 @@ def test_windows_end_when_they_count_for_a_number():
     assert [each._replace(seconds=0) for each in seen.records] == [each._replace(seconds=0) for each in wanted.records]
     assert (table_of(model) == table_of(expected)).all()
     assert seen.planned is None
+
+
+def test_sums_of_fractions_fill_a_window():
+    """Ten times 0.1 is a little less than 1 in Python's numbers."""
+    model = slope_driver(weight=lambda x: 0.1)
+    run(model, [micro_batch(value) for value in range(1, 21)], window_weight=1)
+    assert model.updates == 2
 
 
 def test_carried_tail_counts_for_the_next_window():
