@@ -103,10 +103,10 @@ def main(argv: Sequence[str]) -> None:
 
     # The model is saved by now. With --ema the one that is evaluated and saved has the average of the weights.
     with averaged(model.ema):
-        result = task.evaluate(network, test)  # yours
         if folder.writes:
             save_model(network, folder.model)
             write_json(f"{folder.model}.json", task.record)  # yours: take it out, if you do not use eval.py
+        result = task.evaluate(network, test)  # yours
     show("model file", folder.model)
     print(f"============== {result} ==============")
 
