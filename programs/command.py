@@ -17,7 +17,8 @@ from typing import Any, Callable
 from ms_accum._check import LINE, first_words, one_line
 
 _TOGETHER = 1.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # the last: its terminal was closed
+_HANGUP = getattr(signal, "SIGHUP", None)  # its terminal was closed; Windows has no such signal
+SIGNALS = tuple(number for number in (signal.SIGINT, signal.SIGTERM, _HANGUP) if number is not None)
 
 
 class FlagError(Exception):
@@ -175,17 +176,19 @@ class Signals:
         self._handled.__exit__(None, None, None)
         if isinstance(error, Stopped):  # without a signal: another rank received it
             raise Interrupted(self._number or signal.SIGTERM, f"{error}; --resume continues from there") from error
-        if isinstance(error, OSError) and self._number == signal.SIGHUP:  # it printed there before the signal came
+        if (
+            isinstance(error, OSError) and self._number is not None and self._number == _HANGUP
+        ):  # it printed there before the signal came
             raise Interrupted(self._number, "its terminal was closed; --resume continues") from error
         if error is None and self._number is not None:
             raise Interrupted(self._number, "the training is complete and saved; --resume evaluates it")
 
     def _handle(self, number: int, frame: object) -> None:
-        if number == signal.SIGHUP:
+        if number == _HANGUP:
             _leave_terminal()
         if self._number is None:
             self._number, self._came = number, time.monotonic()
-        elif number != signal.SIGHUP and time.monotonic() - self._came > _TOGETHER:
+        elif number != _HANGUP and time.monotonic() - self._came > _TOGETHER:
             os._exit(128 + number)  # not for SIGHUP, which comes twice, from the system and from the shell
 
 

@@ -1214,13 +1214,13 @@ FAULTS = {
     ),
     "a closed terminal ends a run without its state": Fault(
         "programs/command.py",
-        "signal.SIGTERM, signal.SIGHUP)",
+        "signal.SIGTERM, _HANGUP)",
         "signal.SIGTERM)",
         "programs/test_runs.py::test_run_in_a_terminal_that_is_closed_saves_its_state",
     ),
     "the hang-up of the shell after that of the system ends a run": Fault(
         "programs/command.py",
-        "elif number != signal.SIGHUP and time.monotonic() - self._came > _TOGETHER:",
+        "elif number != _HANGUP and time.monotonic() - self._came > _TOGETHER:",
         "else:",
         "programs/test_runs.py::test_closed_terminal_is_a_signal_that_may_come_twice",
     ),
