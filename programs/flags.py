@@ -359,7 +359,8 @@ def _read(source: str) -> dict[Any, Any]:
         else:
             import yaml  # only --config needs it
 
-            content = yaml.load(text, yaml.BaseLoader) or {}  # texts, as on the command line: no 1:30, 0x1F, or off
+            # All values are texts, as on the command line: no 1:30, 0x1F, or off, and no objects.
+            content = yaml.BaseLoader(text).get_single_data() or {}
             if isinstance(content, dict):
                 content = {name: _SWITCHES.get(str(value).lower(), value) for name, value in content.items()}
     except ImportError:
