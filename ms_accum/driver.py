@@ -212,7 +212,7 @@ class GradientAccumulation(ShowsWindows):
             sizes = sizes_of("train_process", "mini_steps", mini_steps)
         else:
             ranks = self._group.size if self._group else 1
-            sizes = ByWeight("train_process", "window_weight", window_weight, ranks)
+            sizes = ByWeight("train_process", "window_weight", window_weight, ranks, step.objective.weight_of)
             if step.is_coupled:
                 rule = "None with a CoupledLoss, whose micro-batches count nothing alone"
                 _check.raise_invalid(ValueError, "train_process", "window_weight", rule, window_weight)

@@ -37,8 +37,8 @@ _TERMINATED = 128 + signal.SIGTERM  # the exit code of our programs after SIGTER
 # The scheduler, which lets the ranks find each other, does not run the program: it would write its files a second time.
 _SCHEDULER = ["-c", "from mindspore.communication import init; init()"]
 _PR_SET_PDEATHSIG = 1
-# What MindSpore logs, such as "[WARNING] ME(19267:140285518519168,MainProcess):2026-11-29-15:58:30".
 _PORT_IS_TAKEN = "Failed to create the TCP server"  # in the words of MindSpore's scheduler
+# What MindSpore logs, such as "[WARNING] ME(19267:140285518519168,MainProcess):2026-11-29-15:58:30".
 _OF_MINDSPORE = re.compile(rb"\[(INFO|WARNING)\] [A-Z_]+\(\d+")
 
 

@@ -15,7 +15,7 @@ from mindspore.train import Model
 from . import _check
 from .engine.config import Options, checked, with_options
 from .engine.ema import Ema, averaged, check_not_applied
-from .loss.known_losses import of_network, runnable
+from .loss.known_losses import loss_among, runnable
 from .loss.objective import Objective
 from .loss.terms import terms_of, total_of
 from .network.compiled import Compiled, call
@@ -143,7 +143,8 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
             self._objective.warn(training=True)  # `Model` sets it, for all layers
 
     def __call__(self, *columns: Tensor) -> Any:
-        if self.training and _caller_in_model() == "predict":  # which `Model` does not say after an evaluation
+        caller = _caller_in_model()
+        if self.training and caller == "predict":  # which `Model` does not say after an evaluation
             self.add_flags(training=False)  # it does, before it trains again
         if not self.training:  # `Model.predict`
             with self.average.applied():
@@ -152,7 +153,8 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
             self._size, self._updated = self._sizes.size_after(self.updates), False
         if not self._has_begun:
             self._has_begun = True
-            self._warn_if_called_by_model()
+            if caller:
+                self._warn_without_flush_tail()
         self._left -= 1
         ends = is_full(len(self._waiting) + 1, self._size) or self._left == 0
         self._waiting.append(columns if ends else tuple(map(copied, columns)))  # loaders reuse their buffers
@@ -160,14 +162,14 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
             self._run()
         return Tensor(self._loss, ms.float32)
 
-    def _warn_if_called_by_model(self) -> None:
+    @staticmethod
+    def _warn_without_flush_tail() -> None:
         """Warn that nothing will end the last window, which a loop of the user's ends with `flush`."""
-        if _caller_in_model(3):
-            _check.warn(
-                f"For '{_OWNER}', Model is run without the callback FlushTail: micro-batches that do not fill a window "
-                "wait for the next epoch, and are lost after the last; callbacks do not get the optimizer. Give "
-                "callbacks=[FlushTail(), ...]."
-            )
+        _check.warn(
+            f"For '{_OWNER}', Model is run without the callback FlushTail: micro-batches that do not fill a window "
+            "wait for the next epoch, and are lost after the last; callbacks do not get the optimizer. Give "
+            "callbacks=[FlushTail(), ...]."
+        )
 
     def construct(self, *columns: Tensor) -> Any:
         if self.training:
@@ -284,9 +286,9 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         return self._grad_norm
 
 
-def _caller_in_model(level: int = 2) -> str:
-    """Return which function of MindSpore's Model calls the step; "" if it is called by another program."""
-    caller = sys._getframe(level)
+def _caller_in_model() -> str:
+    """Return which function of MindSpore's Model calls the step; "" if something else does."""
+    caller = sys._getframe(2)
     return caller.f_code.co_name if caller.f_globals.get("__name__") == Model.__module__ else ""
 
 
@@ -332,7 +334,7 @@ class _Evaluate(Compiled):
             return (loss, output, *columns[self.inputs :])
         if self.names is None and isinstance(loss, tuple) and len(loss) > 1:  # the loss, the output, and others
             return loss[0], loss[1], columns[-1]
-        loss = of_network(loss)
+        loss = loss_among(loss)
         return loss, loss, loss  # `Model` expects at least three outputs
 
 

@@ -139,8 +139,8 @@ def verify(
     if steps < 2 or rows < 2 * steps - 1:
         rule = f"from 2 to {(rows + 1) // 2}, so that {rows} rows can be split"
         _check.raise_invalid(ValueError, _OWNER, "gradient_accumulation_steps", rule, steps)
-    options = {"reduction": reduction, "weight": weight, "coefficients": coefficients, "compile": compile}
-    options |= {"inputs": inputs}
+    options: dict[str, Any] = {"reduction": reduction, "weight": weight, "coefficients": coefficients}
+    options |= {"inputs": inputs, "compile": compile}
     rtol = _check.positive_number(_OWNER, "rtol", rtol)
     return _Trial(network, loss_fn, columns, _split(columns, steps), options, rtol).result()
 

@@ -176,10 +176,9 @@ class Signals:
         self._handled.__exit__(None, None, None)
         if isinstance(error, Stopped):  # without a signal: another rank received it
             raise Interrupted(self._number or signal.SIGTERM, f"{error}; --resume continues from there") from error
-        if (
-            isinstance(error, OSError) and self._number is not None and self._number == _HANGUP
-        ):  # it printed there before the signal came
-            raise Interrupted(self._number, "its terminal was closed; --resume continues") from error
+        # What it printed before the signal came fails, too.
+        if isinstance(error, OSError) and _HANGUP is not None and self._number == _HANGUP:
+            raise Interrupted(_HANGUP, "its terminal was closed; --resume continues") from error
         if error is None and self._number is not None:
             raise Interrupted(self._number, "the training is complete and saved; --resume evaluates it")
 

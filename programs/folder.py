@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ms_accum import Group
 
 RUNS, CONFIG, METRICS, STATES, MODEL = "runs", "config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"
-OWN = (CONFIG, METRICS, STATES, MODEL, f"{MODEL}.json", ".lock")
+OWN = (CONFIG, METRICS, STATES, MODEL, f"{MODEL}.json")
 """tuple, what a run writes into its folder."""
 
 
@@ -78,7 +78,7 @@ def _paths(args: argparse.Namespace, number: int) -> Folder:
 
 
 def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
-    """Lock a folder, and a model elsewhere, until the process ends, however it ends."""
+    """Lock a folder and the model until the process ends, however it ends."""
     from ms_accum.saving.files import check_own, remove_leftovers
 
     os.makedirs(folder.path, exist_ok=True)

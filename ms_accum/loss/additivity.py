@@ -17,7 +17,7 @@ from ..network.parameters import as_array, copied, excluding, restoring
 from ..network.runtime import synchronously
 from ..network.training_mode import training_mode
 from .columns import has_class_numbers
-from .known_losses import of_network
+from .known_losses import loss_among
 
 # The rounding error of a row's loss depends on the other rows of its batch.
 _TOLERANCE = 1e-4
@@ -180,7 +180,7 @@ def _losses(forward: nn.Cell, micro_batches: tuple, trained: Collection[Any]) ->
     for mode in (ms.PYNATIVE_MODE, ms.GRAPH_MODE):  # which may have no kernel, or accept one number of rows only
         with trying(forward, trained, mode), suppress(Exception), without_report():
             for micro_batch in micro_batches:
-                loss = of_network(forward(*micro_batch))
+                loss = loss_among(forward(*micro_batch))
                 losses.append(float(loss.astype(ms.float32).asnumpy()))
                 if loss.dtype in (ms.float16, ms.bfloat16):
                     tolerance = _TOLERANCE_16_BITS

@@ -289,9 +289,9 @@ class WithLoss(nn.Cell):
         return call(self.loss_fn, (output, *labels))
 
 
-def of_network(output: Any) -> Any:
+def loss_among(outputs: Any) -> Any:
     """Return the loss of a network that returns it alone, or as the first of several outputs."""
-    return output[0] if isinstance(output, (tuple, list)) else output
+    return outputs[0] if isinstance(outputs, (tuple, list)) else outputs
 
 
 def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
@@ -302,7 +302,7 @@ def scalar(owner: str, loss: Any, of_loss_fn: bool) -> Any:
         loss (Tensor): the loss.
         of_loss_fn (bool): whether a `loss_fn` has returned it, and not a network.
     """
-    loss = loss if of_loss_fn else of_network(loss)
+    loss = loss if of_loss_fn else loss_among(loss)
     if loss is None:
         raise TypeError(f"For '{owner}', the loss must be a scalar, but got None. Does the function return it?")
     if isinstance(loss, (tuple, list, dict)):

@@ -24,7 +24,7 @@ from .known_losses import (
     row_count,
     why_not_additive,
 )
-from .terms import LossOfTerms, Terms, WeighedTerms
+from .terms import LossOfTerms, Terms, WeighedTerms, are_several
 
 _CHECKS = ("first", "off")
 
@@ -60,7 +60,7 @@ class Objective:
             _check.raise_invalid(ValueError, owner, "inputs", rule, inputs, remedy)
         self.network = network
         self.loss_fn = loss_fn
-        self.inputs = 1 if inputs is None else _check.positive_int(owner, "inputs", inputs)
+        self.inputs = inputs_of(owner, inputs)
         """int, the first columns, which the network gets if there is a loss function; the others are labels."""
         self.reduction = _check.one_of(owner, "reduction", reduction, REDUCTIONS)
         """str, ``"mean"`` or ``"sum"``."""
@@ -91,16 +91,13 @@ class Objective:
     @property
     def settings(self) -> dict[str, Any]:
         """dict, what must be equal in a resumed run, and on all ranks; of what is optional only what is given."""
-        weight, settings = as_number(self._given_weight), {"reduction": self.reduction, **self._own_inputs}
+        inputs = {} if self.inputs == 1 else {"inputs": self.inputs}
+        weight, settings = as_number(self._given_weight), {"reduction": self.reduction, **inputs}
         if self.terms is not None:
             return {**settings, **self.terms.settings}
         if weight is None:
             return settings
         return {**settings, "weight": weight if isinstance(weight, (int, float)) else name_of(weight)}
-
-    @property
-    def _own_inputs(self) -> dict[str, Any]:
-        return {} if self.inputs == 1 else {"inputs": self.inputs}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -109,15 +106,12 @@ class Objective:
 
     def _terms(self, weight: Any, coefficients: Any, group: Group | None) -> Terms | None:
         """Return the terms of the loss; None if it is one."""
-        if isinstance(weight, Mapping):
-            if self.reduction != "mean":
-                remedy = "Each term is divided by what it averages over."
-                _check.raise_invalid(ValueError, self._owner, "reduction", "'mean' with several terms", "'sum'", remedy)
-            return Terms(weight, coefficients, group=group, inputs=self.inputs, owner=self._owner)
-        if coefficients is not None:
-            rule = "None unless 'weight' is a dict of terms"
-            _check.raise_invalid(ValueError, self._owner, "coefficients", rule, coefficients)
-        return None
+        if not are_several(self._owner, weight, coefficients):
+            return None
+        if self.reduction != "mean":
+            remedy = "Each term is divided by what it averages over."
+            _check.raise_invalid(ValueError, self._owner, "reduction", "'mean' with several terms", "'sum'", remedy)
+        return Terms(weight, coefficients, group=group, inputs=self.inputs, owner=self._owner)
 
     def labels(self, columns: tuple) -> tuple:
         """Return the columns that are not the network's, or the last if it gets all of them."""
@@ -179,6 +173,11 @@ class Objective:
             except Exception as error:  # what runs in graphs only raises others
                 if isinstance(error, (ValueError, IndexError)):
                     self.columns.raise_in_one_line(error)
+
+
+def inputs_of(owner: str, inputs: int | None) -> int:
+    """Return the number of columns that the network gets; None is one."""
+    return _check.positive_int(owner, "inputs", 1 if inputs is None else inputs)
 
 
 class Weight:

@@ -119,13 +119,13 @@ class Terms:
         Raises:
             ValueError: If the window is empty.
         """
-        divisors, factors = self.numbers(window, updates)
+        divisors, factors = self.divisors_and_factors(window, updates)
         if not divisors:
             _check.raise_invalid(ValueError, self._owner, "window", _WINDOW, "[]")
         counts = [tuple(divisor > 0 for divisor in row) for row in divisors]
         return [(Tensor(row, ms.float32), counted) for row, counted in zip(factors, counts)]
 
-    def numbers(self, window: Sequence[tuple], updates: int) -> tuple[list[tuple[float, ...]], np.ndarray]:
+    def divisors_and_factors(self, window: Sequence[tuple], updates: int) -> tuple[list[tuple[float, ...]], np.ndarray]:
         """Return for each micro-batch of a window what its terms are divided by, and their factors."""
         if not isinstance(window, (tuple, list)):
             _check.raise_invalid(TypeError, self._owner, "window", _WINDOW, type(window).__name__)
@@ -200,6 +200,14 @@ def shares(divisors: Sequence[Sequence[float]], sums: np.ndarray) -> np.ndarray:
     return np.array(divisors, np.float64).reshape(-1, len(sums)) / np.where(sums > 0, sums, 1.0)
 
 
+def are_several(owner: str, weight: Any, coefficients: Any) -> bool:
+    """Return whether a weight is that of several terms; raise an error about coefficients without terms."""
+    several = isinstance(weight, Mapping)
+    if coefficients is not None and not several:
+        _check.raise_invalid(ValueError, owner, "coefficients", "None unless 'weight' is a dict of terms", coefficients)
+    return several
+
+
 def window_factors(
     window: Sequence[tuple],
     weight: float | str | Callable | Mapping[str, float | Callable] | None = None,
@@ -255,12 +263,10 @@ def window_factors(
     """
     owner = "window_factors"
     times = _check.positive_number(owner, "times", as_number(times))
-    several = isinstance(weight, Mapping)
-    if coefficients is not None and not several:
-        _check.raise_invalid(ValueError, owner, "coefficients", "None unless 'weight' is a dict of terms", coefficients)
+    several = are_several(owner, weight, coefficients)
     given: Any = weight if several else {"loss": "rows" if weight is None else weight}
     terms = Terms(given, coefficients, group=group_of(owner, group), inputs=inputs, owner=owner)
-    factors = (times * terms.numbers(window, updates)[1]).tolist()
+    factors = (times * terms.divisors_and_factors(window, updates)[1]).tolist()
     return [dict(zip(terms.names, row)) for row in factors] if several else [factor for (factor,) in factors]
 
 

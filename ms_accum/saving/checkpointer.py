@@ -426,7 +426,9 @@ class Checkpointer:
 def find_together(
     owner: str, states: Checkpointer, config: Mapping[str, Any], parameters: Mapping[str, Any], group: Group | None
 ) -> FoundState | None:
-    """Return the state from which all ranks resume; None if there is none. It has no more bytes than the Parameters.
+    """Return the state from which all ranks resume; None if there is none.
+
+    A file that is larger than one with these Parameters can be is not read.
 
     Raises:
         CheckpointError: If this rank can't read it, or it belongs to a run with other settings.

@@ -134,7 +134,6 @@ def shortened(texts: Sequence[str]) -> str:
 VERSION = 6
 _VERSION = "state_version"
 _OF_THE_REST = 2**27
-ONCE_ONLY = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
 
 
 @dataclass
@@ -172,12 +171,6 @@ class Position:
     def epochs_begun(self) -> int:
         """int, the number of epochs that have begun."""
         return self.epoch if self.batches else self.epoch - 1
-
-    def check(self, over: bool) -> None:
-        """Raise a ValueError if the epoch is over and had no batches."""
-        if over and not self.batches:
-            got = f"none in epoch {self.epoch}"
-            _check.TRAIN.raise_invalid(ValueError, "one that yields batches in every epoch", got, ONCE_ONLY)
 
     def next_epoch(self) -> None:
         """Move to the beginning of the next epoch."""

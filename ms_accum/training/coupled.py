@@ -22,7 +22,7 @@ from mindspore import Parameter, Tensor, nn, ops
 
 from .. import _check
 from ..loss.known_losses import check_gradient, runnable, scalar
-from ..loss.objective import Objective
+from ..loss.objective import Objective, inputs_of
 from ..network.compiled import Compiled, call
 from ..network.generators import random_layers
 from ..network.parameters import as_array
@@ -206,10 +206,8 @@ def objective_of(owner: str, network: nn.Cell, loss_fn: Any, options: Any, **wei
         _check.raise_invalid(ValueError, owner, "network", rule, f"Dropout in '{random[0]}'", remedy)
     if isinstance(runnable(loss_fn.loss_fn), nn.Cell):
         check_gradient(_OWNER, runnable(loss_fn.loss_fn), options["compile"], "loss_fn")
-    given = weights["inputs"]
-    inputs = 1 if given is None else _check.positive_int(owner, "inputs", given)
-    weights |= {"weight": 1.0, "inputs": None}
-    return Objective(owner, LossOfBatch(network, loss_fn, inputs), None, options, **weights)
+    of_batch = LossOfBatch(network, loss_fn, inputs_of(owner, weights["inputs"]))
+    return Objective(owner, of_batch, None, options, **{**weights, "weight": 1.0, "inputs": None})
 
 
 def trained_by_loss(loss_of_batch: LossOfBatch, trained: Iterable[Parameter]) -> list[Parameter]:

@@ -18,6 +18,14 @@ from ..network.generators import random_state, set_random_state
 from ..ranks.group import Group, broadcast_number
 from ..saving.training_state import Position as Position
 
+ONCE_ONLY = "A generator can be read once only: give a list, or an object whose '__iter__' starts anew."
+
+
+def check_had_batches(at: Position, over: bool) -> None:
+    """Raise a ValueError if the epoch of a position is over and had no batches."""
+    if over and not at.batches:
+        _raise_not_yielding(_check.TRAIN, "batches in every epoch", f"none in epoch {at.epoch}", ONCE_ONLY)
+
 
 class Data:
     """The dataset of a run.

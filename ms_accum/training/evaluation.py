@@ -14,7 +14,7 @@ from mindspore.train import Loss, names
 from .. import _check
 from ..engine.config import WindowConfig
 from ..engine.ema import averaged
-from ..loss.known_losses import of_network, runnable
+from ..loss.known_losses import loss_among, runnable
 from ..loss.objective import Objective
 from ..loss.terms import Terms, terms_of
 from ..network.compiled import Compiled, call, check_compile, compiled
@@ -22,9 +22,8 @@ from ..network.private import get_metrics
 from ..network.runtime import tune
 from ..network.training_mode import training_mode
 from ..ranks.group import broadcast_number, total
-from ..saving.training_state import ONCE_ONLY
 from .callbacks import UNKNOWN, Callbacks
-from .data import Data, restoring_generators
+from .data import ONCE_ONLY, Data, restoring_generators
 from .step import Step
 
 _OWNER = "train_process"
@@ -199,7 +198,7 @@ class Evaluation:
         if self._metrics and not output:
             rule, remedy = "None for a network that returns only its loss", "Return (loss, output), or give 'loss_fn'."
             _check.raise_invalid(ValueError, _OWNER, "metrics", rule, "some", remedy)
-        return of_network(results), output
+        return loss_among(results), output
 
     def __call__(self, callbacks: Callbacks, stop: Callable[[], bool]) -> dict[str, Any] | None:
         """Return the results by name, with ``"eval_loss"``; None if `stop` returned true on any of the ranks.

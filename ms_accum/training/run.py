@@ -35,7 +35,7 @@ from .callbacks import (
     may_change_parameters,
     warn_about_counters,
 )
-from .data import Data, Position
+from .data import Data, Position, check_had_batches
 from .evaluation import Evaluation
 from .loop import RunState
 from .sizes import ByWeight, Sizes, windows_by_epoch
@@ -220,7 +220,6 @@ class Run:
             self._waiting,
             self._asked_to_stop,
             plan.data.may_reuse_memory,
-            *([step.objective.weight_of] if isinstance(plan.sizes, ByWeight) else []),
         )
         self._reading = reading = replace(self.at)
         if self._group is not None and reading.of_ranks is not None:
@@ -233,7 +232,7 @@ class Run:
             self._read = (0,)
             self._train_epoch(windows.of_epoch(batches, reading))
             complete = not self._stopping()
-            reading.check(complete)
+            check_had_batches(reading, complete)
             if not self._waiting:
                 self.at, self._generators = self._reached(), None
             if reading.epoch > reading.reported:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Callable
 
 from .. import _check
 
@@ -42,6 +42,11 @@ class Sizes:
         value = value.item() if hasattr(value, "item") else value  # NumPy's
         return _check.positive_int(*self._argument, value)
 
+    def amount_of(self, micro_batch: tuple) -> float:
+        """Return how much of a window a micro-batch fills: it is one of so many."""
+        del micro_batch
+        return 1
+
     def size_after(self, update: Any) -> int:
         """Return the size of the window after this number of updates: an int, or a Tensor in a compiled function."""
         if self.function is not None:
@@ -68,12 +73,14 @@ class ByWeight:
         owner (str), name (str): the names used in error messages.
         weight (float): the number, of all ranks.
         ranks (int): the number of ranks, each of which fills its part.
+        amount_of (Callable): returns what a micro-batch counts for.
     """
 
     constant = None
 
-    def __init__(self, owner: str, name: str, weight: Any, ranks: int):
+    def __init__(self, owner: str, name: str, weight: Any, ranks: int, amount_of: Callable[[tuple], float]):
         self._weight = _check.positive_number(owner, name, weight)
+        self.amount_of = amount_of
         self._part = self._weight / ranks * _ALMOST
 
     def size_after(self, update: Any) -> float:

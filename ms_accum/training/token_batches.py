@@ -90,10 +90,11 @@ class TokenBatches:
         if not can_be_read:
             rule = "a list, a dataset, or an object whose '__iter__' starts anew"
             _check.raise_invalid(TypeError, _OWNER, "samples", rule, type(samples).__name__)
-        if seed is not None and (not self._is_list or _check.count(_OWNER, "seed", seed) < 0):
+        if seed is not None and not self._is_list:
             remedy = "Shuffle where the samples come from."
             _check.raise_invalid(ValueError, _OWNER, "seed", "None unless 'samples' is a list", seed, remedy)
-        self._seed, self._longest = seed, longest
+        self._seed = None if seed is None else _check.count(_OWNER, "seed", seed)
+        self._longest = longest
         self.samples = samples
         """Union[Sequence, Iterable, Dataset], the samples."""
         self._columns = _Columns(pad, sequences)
@@ -101,7 +102,7 @@ class TokenBatches:
         self.next_epoch = 0
         """int, the number of the epoch that is read next, on which the order of a list depends."""
         if lengths is None:
-            lengths = [self._length(number, columns) for number, columns in self._read(shuffles=False)]
+            lengths = [self._columns.length(number, columns) for number, columns in self._read(is_epoch=False)]
         elif self._is_list and len(lengths) != len(samples):
             _check.raise_invalid(ValueError, _OWNER, "lengths", f"{len(samples)} numbers, one a sample", len(lengths))
         found = np.array([self._used(number, length, most) for number, length in enumerate(lengths)], np.int64)
@@ -138,15 +139,12 @@ class TokenBatches:
     def _by_kind(self) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
         """Yield the samples of an epoch, and the shape of each by its number."""
         last = self.shapes[-1].positions
-        for number, columns in self._read(shuffles=True):
-            length = self._used(number, self._length(number, columns), last)
+        for number, columns in self._read(is_epoch=True):
+            length = self._used(number, self._columns.length(number, columns), last)
             yield int(self._kind(length)), self._columns.cut(columns, length)
 
     def _kind(self, lengths: Any) -> Any:
         return np.searchsorted([shape.positions for shape in self.shapes], lengths)
-
-    def _length(self, number: int, columns: tuple[np.ndarray, ...]) -> int:
-        return self._columns.length(number, columns)
 
     def _used(self, number: int, length: int, most: int) -> int:
         """Return how many positions of a sample are used, at most `most`."""
@@ -155,30 +153,37 @@ class TokenBatches:
             _check.raise_invalid(ValueError, _OWNER, "samples", rule, f"{length} in number {number}", remedy)
         return min(length, self._longest or length)
 
-    def _read(self, *, shuffles: bool) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
-        """Yield the samples of an epoch with their numbers."""
+    def _read(self, *, is_epoch: bool) -> Iterator[tuple[int, tuple[np.ndarray, ...]]]:
+        """Yield the samples with their numbers, in the order of an epoch, or to find their lengths."""
         if self._is_list:
-            numbers = np.arange(len(self.samples))
-            if shuffles and self._seed is not None:
-                numbers = np.random.default_rng([self._seed, self.next_epoch]).permutation(len(self.samples))
-            self.next_epoch += shuffles
-            yield from ((int(number), self._columns.of(int(number), self.samples[int(number)])) for number in numbers)
-            return
-        for number, sample in enumerate(self._samples_of_epoch(shuffles)):
+            numbered = self._numbered(is_epoch)
+        elif hasattr(self.samples, "create_tuple_iterator"):
+            numbered = enumerate(self._rows(is_epoch))
+        else:
+            numbered = enumerate(self.samples)
+        for number, sample in numbered:
             yield number, self._columns.of(number, sample)
 
-    def _samples_of_epoch(self, shuffles: bool) -> Iterator[Any]:
-        """Yield samples: of a dataset by one iterator for all epochs, as a new one would repeat the first order."""
-        if not hasattr(self.samples, "create_tuple_iterator"):
-            yield from self.samples
+    def _numbered(self, is_epoch: bool) -> Iterator[tuple[int, Any]]:
+        """Yield the samples of a list with their numbers, shuffled in an epoch if there is a seed."""
+        numbers = range(len(self.samples))
+        if is_epoch and self._seed is not None:
+            numbers = np.random.default_rng([self._seed, self.next_epoch]).permutation(len(self.samples)).tolist()
+        if is_epoch:
+            self.next_epoch += 1
+        for number in numbers:
+            yield number, self.samples[number]
+
+    def _rows(self, is_epoch: bool) -> Iterator[tuple]:
+        """Yield the rows of a dataset: epochs by one iterator, as a new one would repeat the first order."""
+        if not is_epoch:
+            yield from map(tuple, self.samples.create_tuple_iterator(output_numpy=True, num_epochs=1))
             return
-        options = {"output_numpy": True, "num_epochs": -1 if shuffles else 1}
         rows, self._rows_of_dataset = self._rows_of_dataset, None
-        if rows is None or not shuffles:
-            rows = self.samples.create_tuple_iterator(**options)
+        if rows is None:
+            rows = self.samples.create_tuple_iterator(output_numpy=True, num_epochs=-1)
         yield from map(tuple, rows)
-        if shuffles:  # an epoch that is not read to its end begins anew
-            self._rows_of_dataset = rows
+        self._rows_of_dataset = rows  # an epoch that is not read to its end begins anew
 
 
 def shapes_of(lengths: np.ndarray, tokens: int, most: int, longest: int | None = None) -> list[Shape]:
@@ -188,8 +193,7 @@ def shapes_of(lengths: np.ndarray, tokens: int, most: int, longest: int | None =
     before = np.concatenate(([0], np.cumsum(counts)))
     # Of the fewest positions for the shortest samples with one shape, with two, ...: the last shape ends with length j,
     # and that before it with one that is shorter.
-    fewest = np.concatenate(([0], before[1:] * positions)).astype(float)
-    fewest[0] = np.inf
+    fewest = np.concatenate(([np.inf], before[1:] * positions))
     ends: list[np.ndarray] = []
     for _ in range(most - 1):
         wanted = fewest[:-1, None] + (before[None, 1:] - before[:-1, None]) * positions[None, :]
@@ -234,15 +238,14 @@ class _Columns:
 
     def __init__(self, pad: Any, sequences: Sequence[int] | None):
         self._pad, self._sequences = pad, sequences
-        self._first: tuple[np.ndarray, ...] | None = None
+        self._kinds: list[tuple] | None = None  # of the first sample: what all have in common
 
     def of(self, number: int, sample: Any) -> tuple[np.ndarray, ...]:
         """Return the columns of a sample as arrays."""
         columns = tuple(_array(number, column) for column in (sample if isinstance(sample, tuple) else (sample,)))
-        if self._first is None:
+        if self._kinds is None:
             self._begin(columns)
-        shapes = [self._of_rows(columns), self._of_rows(self._first or ())]
-        if shapes[0] != shapes[1]:
+        if self._of_rows(columns) != self._kinds:
             rule, got = "samples with the columns of the first", f"other numbers or shapes of them in number {number}"
             _check.raise_invalid(ValueError, _OWNER, "samples", rule, got)
         return columns
@@ -263,7 +266,7 @@ class _Columns:
             if not _holds(column.dtype, pad):
                 rule = f"a number that column {number} of {column.dtype} can have"
                 _check.raise_invalid(ValueError, _OWNER, "pad", rule, pad)
-        self._pads, self._first = pads, columns
+        self._pads, self._kinds = pads, self._of_rows(columns)
 
     def _of_rows(self, columns: tuple[np.ndarray, ...]) -> list[tuple]:
         """Return what the columns of all samples have in common: the shape of a position, or of a number."""
@@ -315,7 +318,7 @@ def _array(number: int, column: Any) -> np.ndarray:
 
 
 def _holds(dtype: np.dtype, number: Any) -> bool:
-    """Return whether a type has a number, so that it is what a loss is told to ignore."""
+    """Return whether a type can have a number exactly; a label that wraps is not the one that the loss ignores."""
     try:
         with np.errstate(all="ignore"):
             return bool(np.array(number).astype(dtype) == number) or (dtype.kind == "f" and number != number)

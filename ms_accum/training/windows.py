@@ -22,8 +22,6 @@ class Windows:
         stops (Callable): asked after each micro-batch whether to stop reading.
         copies (bool): whether micro-batches that wait are copied, because the data may reuse their memory.
             Default: ``True``.
-        weight (Callable): returns what a micro-batch counts for, where sizes are weights. Default: 1, for numbers of
-            micro-batches.
     """
 
     def __init__(
@@ -35,15 +33,14 @@ class Windows:
         waiting: list[tuple],
         stops: Callable[[], bool],
         copies: bool = True,
-        weight: Callable[[tuple], float] = lambda micro_batch: 1,
     ):
         self._copies = copies or tail == "carry"  # between two epochs the user's code runs
         self._sizes, self._micro_batch_size, self._tail = sizes, micro_batch_size, tail
-        self._updates, self._waiting, self._stops, self._weight = updates, waiting, stops, weight
+        self._updates, self._waiting, self._stops = updates, waiting, stops
 
     def of_epoch(self, batches: Iterable[tuple], at: Position) -> Iterator[list[tuple]]:
         """Yield the windows of an epoch, and move the position to what has been read."""
-        size, amount = None, sum(map(self._weight, self._waiting))
+        size, amount = None, sum(map(self._amount_of, self._waiting))
         for batch in batches:
             pieces = [batch] if self._micro_batch_size is None else list(split_batch(batch, self._micro_batch_size))
             at.batches += 1
@@ -51,7 +48,7 @@ class Windows:
             for micro_batch in pieces:
                 if size is None:  # asked when a window begins, as it may depend on the updates that were made
                     size = len(pieces) if self._sizes is None else self._sizes.size_after(self._updates())
-                amount += self._weight(micro_batch)
+                amount += self._amount_of(micro_batch)
                 full = is_full(amount, size)
                 waits = self._copies and not full
                 self._waiting.append(tuple(map(copied, micro_batch)) if waits else micro_batch)
@@ -64,6 +61,9 @@ class Windows:
             yield self._taken()
         elif self._tail == "drop":
             self._waiting.clear()
+
+    def _amount_of(self, micro_batch: tuple) -> float:
+        return 1 if self._sizes is None else self._sizes.amount_of(micro_batch)
 
     def _taken(self) -> list[tuple]:
         taken = list(self._waiting)

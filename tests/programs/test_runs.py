@@ -24,6 +24,7 @@ from filelock import FileLock
 from ms_accum.network.compiled import debugs
 from ms_accum.saving.training_state import read
 from programs.command import SIGNALS, Interrupted, Signals, run
+from programs.folder import MODEL
 from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, start, train
 
 LONG = (*QUICK, "--batch_size=32", "--epochs=4")  # 23 updates in an epoch
@@ -312,6 +313,14 @@ def test_model_elsewhere_is_that_of_one_run(capsys):
     assert error_of(capsys) == "another run is using 'models/m.ckpt'; give another --ckpt_path"
     assert train(*QUICK, "--epochs=1", "--ckpt_path=models/m.ckpt") == 0
     assert {*os.listdir("models")} - {".m.ckpt.lock"} == {"m.ckpt", "m.ckpt.json", ".saving-other.ckpt-01234567"}
+
+
+def test_model_has_its_record_before_it_is_evaluated(monkeypatch, capsys):
+    """Or a run that is ended then would leave a model that eval.py takes for another."""
+    monkeypatch.setattr("programs.tasks.evaluate", lambda *arguments: 1 / 0)
+    assert train(*QUICK, "--epochs=1", "--output_dir=out") == 1
+    assert error_of(capsys) == "division by zero"
+    assert {f"{MODEL}", f"{MODEL}.json"} <= {*os.listdir("out")}
 
 
 def test_model_in_its_folder_is_that_of_one_run(capsys):

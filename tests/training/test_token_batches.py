@@ -16,8 +16,11 @@ from ms_accum import (
     AccumulatedTrainStep,
     Accumulator,
     Checkpointer,
+    CoupledLoss,
     FlushTail,
     GradientAccumulation,
+    Group,
+    SaveStates,
     Stopped,
     TokenBatches,
     evaluate,
@@ -353,6 +356,36 @@ def test_carried_tail_counts_for_the_next_window():
     assert (model.updates, model.micro_batches) == (1, 1)
     run(model, [micro_batch(5, rows=2)], window_weight=8)
     assert (model.updates, model.micro_batches) == (2, 0) and seen_gradient(model) == [1.5 + 4.0]
+
+
+def test_windows_by_weight_that_can_not_be_are_rejected(tmp_path):
+    """A coupled loss has no weights; several ranks, of which one carries a tail, have no common end to be saved."""
+    network = nn.Dense(2, 2)
+    coupled = GradientAccumulation(network, CoupledLoss(ops.mean), nn.SGD(network.trainable_params(), 1.0))
+    with pytest.raises(ValueError, match="'window_weight' must be None with a CoupledLoss, .* but got 8"):
+        run(coupled, [micro_batch(1, 2)], window_weight=8)
+    carries = slope_driver(tail="carry")
+    carries._group = Group(0, 2)
+    with pytest.raises(ValueError, match="'window_weight' must be None with tail='carry' and a checkpointer"):
+        run(carries, [micro_batch(1)], window_weight=8, checkpointer=Checkpointer(tmp_path))
+
+
+def test_run_of_model_resumes_with_the_order_of_its_epoch(tmp_path):
+    samples = samples_of(lengths_of("uniform"))
+
+    def trained(epochs, states=None):
+        network = Tagger()
+        optimizer = nn.SGD(network.trainable_params(), 1.0)
+        step = AccumulatedTrainStep((network, loss_of), optimizer, 2, weight=counted)
+        data = GeneratorDataset(packed(samples, seed=3), ["words", "labels"], shuffle=False)
+        callbacks = [FlushTail(), *([] if states is None else [SaveStates(states, step, data)])]
+        begin = callbacks[-1].initial_epoch if states is not None else 0
+        options = {"callbacks": callbacks, "initial_epoch": begin, "dataset_sink_mode": False}
+        Model(step).train(epochs, data, **options)
+        return network.table.embedding_table.asnumpy()
+
+    trained(1, Checkpointer(tmp_path, resume="auto"))
+    assert (trained(2, Checkpointer(tmp_path, resume="auto")) == trained(2)).all()
 
 
 @pytest.mark.parametrize("stop", [3, 20, 40, 60])
