@@ -20,6 +20,7 @@ import ranks_apart
 import ranks_coupled
 import ranks_in_model
 import ranks_in_step
+import ranks_lengths
 import ranks_terms
 from ms_accum import own_group
 
@@ -27,6 +28,6 @@ if __name__ == "__main__":
     ms.set_context(mode=ms.PYNATIVE_MODE)  # MindSpore's default, in which ours are compiled
     group = own_group()
     rooms = {"at the end": ranks, "in step": ranks_in_step, "apart": ranks_apart, "in model": ranks_in_model}
-    rooms |= {"coupled": ranks_coupled, "agreement": ranks_agreement, "terms": ranks_terms}
+    rooms |= {"coupled": ranks_coupled, "agreement": ranks_agreement, "terms": ranks_terms, "lengths": ranks_lengths}
     seen = {"rank": [group.rank, group.size], **{name: room.run_scenarios(group) for name, room in rooms.items()}}
     (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(seen), encoding="utf-8")

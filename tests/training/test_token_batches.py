@@ -28,32 +28,24 @@ from ms_accum import (
 )
 from ms_accum.training.token_batches import shapes_of
 from runs import stop_after
+from sentences import (
+    DISTRIBUTIONS,
+    IGNORED,
+    TOKENS,
+    WORDS,
+    Tagger,
+    counted,
+    driver_of,
+    lengths_of,
+    loss_of,
+    miss_of,
+    one_batch,
+    packed,
+    samples_of,
+    table_of,
+)
 
 pytestmark = pytest.mark.usefixtures("eager")
-
-IGNORED, WORDS, TOKENS = -100, 7, 64
-
-
-def lengths_of(distribution, number=60):
-    rng = np.random.RandomState(number)
-    drawn = {
-        "uniform": lambda: rng.randint(2, 49, number),
-        "lognormal": lambda: rng.lognormal(2.0, 0.7, number),
-        "two peaks": lambda: np.where(rng.rand(number) < 0.8, rng.normal(8, 2, number), rng.normal(40, 4, number)),
-    }
-    return np.clip(drawn[distribution](), 1, 50).astype(int)
-
-
-def samples_of(lengths):
-    """Return sentences, with a label for each word, some of which are ignored."""
-    rng = np.random.RandomState(len(lengths))
-    words = [rng.randint(1, WORDS, length) for length in lengths]
-    labels = [np.where(rng.rand(len(row)) < 0.3, IGNORED, row).astype(np.int32) for row in words]
-    return list(zip(words, labels))
-
-
-def packed(samples, tokens=TOKENS, **options):
-    return TokenBatches(samples, tokens, pad=(0, IGNORED), **options)
 
 
 def rows_in(micro_batches):
@@ -61,7 +53,7 @@ def rows_in(micro_batches):
     return sorted(tuple(row[row > 0].tolist()) for words, *_ in micro_batches for row in words if row.any())
 
 
-@pytest.mark.parametrize("distribution", ["uniform", "lognormal", "two peaks"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_each_sample_is_in_one_micro_batch_of_few_shapes(distribution):
     samples = samples_of(lengths_of(distribution))
     data = packed(samples, shapes=3, seed=1)
@@ -149,62 +141,21 @@ def test_sample_longer_than_the_lengths_that_were_given_is_rejected():
         list(data)
 
 
-class Tagger(nn.Cell):
-    """A score of each word for each label."""
-
-    def __init__(self):
-        super().__init__()
-        ms.set_seed(1)
-        self.table = nn.Embedding(WORDS, WORDS)
-
-    def construct(self, words):
-        return self.table(words)
-
-
-def loss_of(scores, labels):
-    return ops.cross_entropy(scores.reshape(-1, WORDS), labels.reshape(-1), ignore_index=IGNORED)
-
-
-def counted(words, labels):
-    return (labels != IGNORED).sum()
-
-
-def driver_of(**options):
-    network = Tagger()
-    optimizer = nn.SGD(network.trainable_params(), 1.0)
-    return GradientAccumulation(network, loss_of, optimizer, weight=counted, **options)
-
-
-def miss_of(actual, expected):
-    return np.linalg.norm(actual - expected) / np.linalg.norm(expected)
-
-
-def table_of(model):
-    return model._network.table.embedding_table.asnumpy().copy()
-
-
-@pytest.mark.parametrize("distribution", ["uniform", "lognormal", "two peaks"])
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 def test_gradient_is_that_of_one_padded_batch(distribution):
     samples = samples_of(lengths_of(distribution, 30))
     data = packed(samples, seed=1)
-    model, large, by_rows = driver_of(), driver_of(), driver_of()
+    model, large, by_rows = driver_of(), driver_of(), driver_of(lambda words, labels: words.shape[0])
     before = table_of(model)
     run(model, data, len(data))
-    run(large, list(packed(samples, 50 * len(samples), shapes=1)), 1)
+    run(large, [one_batch(samples)], 1)
     expected = table_of(large) - before
     assert miss_of(table_of(model) - before, expected) < 1e-6
-    by_rows._step.objective.weight._weight = lambda words, labels: words.shape[0]
     run(by_rows, data, len(data))
     assert miss_of(table_of(by_rows) - before, expected) > 1e-3
 
 
 # In every way to train
-
-
-def one_batch(samples):
-    """Return all samples padded to the longest, as one batch."""
-    (batch,) = packed(samples, 50 * len(samples), shapes=1)
-    return batch
 
 
 def test_clipped_window_is_that_of_one_padded_batch():
