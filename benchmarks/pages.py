@@ -27,7 +27,7 @@ _OTHERS = {
     "torch": ("torch", "torch-compile"),
     "jax": ("jax-multisteps", "jax-scan"),
 }
-_SMALL = (1, 2, 4)
+_NAMES = {"lenet5": "LeNet5", "mlp": "MLP", "transformer": "Transformer", "mlp50m": "MLP of 50 million"}
 _PIECES = {
     "plain without the branch / with it": "plain, without our branch",
     "accumulating micro-batch / plain": "accumulate",
@@ -81,13 +81,14 @@ def tables() -> dict[str, str]:
     of_memory, of_ranks, of_speed = (rows(name) for name in ("memory", "ranks", "speed"))
     lines = {
         "cost": _cost(rows("cost")),
+        "costs": _costs(of_speed),
         "growth": _growth(of_memory),
         "lengths": _lengths(rows("lengths")),
         "memory": _memory(of_memory),
         "ratios": _ratios(of_speed),
         "runs": _runs(),
-        "scaling/memory": _memory_of_ranks(part(of_ranks, "memory")),
-        "scaling/time": _times_of_ranks(part(of_ranks, "time")),
+        "ranks/memory": _memory_of_ranks(part(of_ranks, "memory")),
+        "ranks/time": _times_of_ranks(part(of_ranks, "time")),
         "speed": _speed(of_speed),
         **page.tables(),
     }
@@ -105,24 +106,6 @@ def helps() -> dict[str, str]:
         text = done.stdout.replace("\noptional arguments:\n", "\noptions:\n")  # Python 3.9
         made[f"help/{name}"] = f"```text\n{text}```\n"
     return made
-
-
-def ranges() -> dict[str, tuple[float, float]]:
-    """Return the least and the largest ratio, over the networks, of what the sentences on cost are about."""
-    of_cost = groups(rows("cost"), "piece")
-    ratios = {name: [row["ratio"] for row in of_cost[(name,)]] for name in ("accumulate", "update", "window, driver")}
-    ratios |= {f"small windows, {name}": _small_windows(name) for name in _OTHERS}
-    return {name: (min(values), max(values)) for name, values in ratios.items()}
-
-
-def slower() -> tuple[int, int]:
-    """Return in how many of the small windows ours is slower than the faster tutorial, and how many there are."""
-    ratios = _small_windows("tutorials")
-    return sum(ratio > 1 for ratio in ratios), len(ratios)
-
-
-def _small_windows(other: str) -> list[float]:
-    return [row[other] for row in _compared(rows("speed")) if row["window"] in _SMALL]
 
 
 def _compared(measured: Rows) -> list[dict[str, Any]]:
@@ -147,6 +130,13 @@ def _ratios(measured: Rows) -> Lines:
     """Ours, and by how much longer it takes than the others."""
     for row in _compared(measured):
         yield [row["network"], row["window"], f"{row['ours']:.1f}", *(f"{row[kind]:.2f}" for kind in _OTHERS)]
+
+
+def _costs(measured: Rows) -> Lines:
+    """The same ratios for README, with the windows that accumulate in one cell."""
+    accumulating = [row for row in _compared(measured) if row["window"] > 1]
+    for (network,), mine in groups(accumulating, "network").items():
+        yield [_NAMES[network], *(", ".join(f"{row[kind]:.1f}" for row in mine) for kind in _OTHERS)]
 
 
 def _cost(measured: Rows) -> Lines:

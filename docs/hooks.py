@@ -23,19 +23,19 @@ MENDED = {
     "e=e+s+o.id": 'e=e+","+s+o.id',
     # Each word finds all that begin with it. Of numbers these are too many: "2 servers" would find pages with figures.
     "(^[+-]|[~^]\\d+$)": "(^[+-]|[~^]\\d+$|^\\d+$)",
-    # A word with a hyphen is two words, as in the index; and those of a question are left out: "on" would find "one".
+    # A word with a hyphen is two words, as in the index, and so are Chinese and Latin letters; and those of a question
+    # are left out: "on" would find "one".
     't.trim().split(/"([^"]+)"/g)': r't.trim().replace(/(\w)-(?=\w)/g,"$1 ")'
+    r'.replace(/([\u4e00-\u9fff])(?=\w)|(\w)(?=[\u4e00-\u9fff])/g,"$1$2 ")'
     r'.replace(/\b(?:how|what|why|do|does|can|i|it|is|a|the|my|of|on|in|for|to|with)\s+/gi,"").split(/"([^"]+)"/g)',
 }
 """dict[str, str], what is replaced in the script of the search."""
 BOOSTS = {
-    "reference/": 0.6,
+    "reference/": 0.5,
     "project/": 0.5,
     "conformance": 0.4,
-    "correctness": 0.6,
-    "glossary": 0.6,
+    "correctness": 0.4,
     "performance": 0.6,
-    "scaling": 0.6,
     "troubleshooting": 0.8,
 }
 """dict[str, float], how much pages count in the search, by what their paths begin with: those of the guide, more."""

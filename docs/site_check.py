@@ -16,23 +16,25 @@ SEARCHES = {
     "": """
         accelerate migration/
         accumulator reference/Accumulator/
+        bf16 recipes/
         batchnorm how-to/batch_norm/
         changelog project/changelog/
-        cite project/citation/
         distributed training how-to/processes/
         does it work on gpu limits/
         early stopping how-to/evaluation/
+        export onnx recipes/
         gradientaccumulation reference/GradientAccumulation/
         how do i install /
         infonce how-to/contrastive/
-        license project/license/
-        loss is nan troubleshooting/
+        lora recipes/
+        loss is nan recipes/
         mixed precision how-to/amp/
         multi-gpu how-to/processes/
         notebook project/notebook/
         oom how-to/split/
         out of memory how-to/split/
         save checkpoint how-to/resume/
+        two optimizers recipes/
         """,
     "zh": """
         accumulator reference/Accumulator/
@@ -41,14 +43,12 @@ SEARCHES = {
         分布式训练 how-to/processes/
         多卡 how-to/processes/
         安装 /
-        引用 project/citation/
         恢复训练 how-to/resume/
         断点续训 how-to/resume/
         早停 how-to/evaluation/
         显存 how-to/split/
         显存不足 how-to/split/
         混合精度 how-to/amp/
-        许可证 project/license/
         """,
 }
 """dict[str, str], what users type, and the page that must come first, in each language."""

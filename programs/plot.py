@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ms_accum.saving.files import read_file, write_whole
@@ -30,22 +30,31 @@ def main(argv: Sequence[str]) -> None:
 
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 7), layout="constrained")
-    for axes, (name, title) in zip(figure.subplots(2, 2).flat, PANELS.items()):
+    values = {name: _values(runs, name) | _values(runs, f"eval_{name}") for name in PANELS}
+    panels = [name for name in PANELS if len(values[name]) > (name == "lr")] or ["loss"]
+    figure = Figure(figsize=(10, 1 + 2.5 * len(panels)), layout="constrained")
+    for name, (axes,) in zip(panels, figure.subplots(len(panels), squeeze=False, sharex=True)):
         for folder, lines in runs.items():
             for field, style in ((name, "o-" if name == "acc" else "-"), (f"eval_{name}", "o--")):
-                rows = [line for line in lines if line.get(field) is not None]
+                rows = [line for line in lines if isinstance(line.get(field), (int, float))]
                 updates = [line.get("update", line.get("updates")) for line in rows]
                 if rows:
                     label = f"{folder} {field}"
                     axes.plot(updates, [line[field] for line in rows], style, label=label, markersize=3)
-        axes.set_title(title)
-        axes.set_xlabel("update")
-    for text in figure.axes[0].legend().get_texts():
-        text.set_parse_math(False)  # the name of a folder may be $x$
+        axes.set_ylabel(PANELS[name])
+        legend = axes.legend(handles=axes.lines, loc="center left", bbox_to_anchor=(1, 0.5))
+        for text in legend.get_texts():
+            text.set_parse_math(False)  # the name of a folder may be $x$
+    axes.set_xlabel("update")
     picture = args.output or os.path.join(args.runs[0], "metrics.png")
     write_whole(picture, 0, figure.savefig)
     show("picture", picture)
+
+
+def _values(runs: Mapping[str, Sequence[Mapping[str, Any]]], field: str) -> set[Any]:
+    """Return the values of a field in all runs: a rate that is always the same needs no picture."""
+    found = (line.get(field) for lines in runs.values() for line in lines)
+    return {value for value in found if isinstance(value, (int, float))}
 
 
 def _lines(path: str) -> list[dict[str, Any]]:

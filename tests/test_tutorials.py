@@ -45,12 +45,12 @@ def mean_gradient(weights, x, y):
     return [wrong.T @ x / len(x), wrong.mean(0)]
 
 
-def trained(start, rows, tail, gradient_of):
+def trained(start, rows, tail, gradient_of, rates=(LR,) * EPOCHS * BATCHES, epochs=EPOCHS, rule=reference.sgd):
     """The weights after training in NumPy, where `gradient_of(weights, window)` is what the optimizer gets."""
     weights, states, data = reference.float64(start), [{}, {}], micro_batches(rows)
-    for step, window in enumerate(reference.windows(BATCHES, WINDOW, EPOCHS, tail)[0], 1):
+    for step, window in enumerate(reference.windows(BATCHES, WINDOW, epochs, tail)[0], 1):
         gradients = gradient_of(weights, [data[number % BATCHES] for number in window.micro_batches])
-        weights = [reference.sgd(w, g, s, step, LR) for w, g, s in zip(weights, gradients, states)]
+        weights = [rule(w, g, s, step, rates[step - 1]) for w, g, s in zip(weights, gradients, states)]
     return weights
 
 
@@ -66,20 +66,60 @@ def divided_loss_gradient(weights, window):
     return [gradient / WINDOW for gradient in summed_gradient(weights, window)]
 
 
-# The README's diff
+# The README's diffs: of a plain loop, and of the program of the tutorial
+
+TUTORIAL = f"""
+class Accumulator: ...
+optimizer = nn.SGD(network.trainable_params(), {LR})
+accumulator = Accumulator(optimizer, 4)
+
+def forward(x, y):
+    return loss_fn(network(x), y) / 4
+
+grad_fn = ms.value_and_grad(forward, None, network.trainable_params())
+
+@ms.jit
+def train_step(x, y):
+    loss, grads = grad_fn(x, y)
+    accumulator(grads)
+    return loss
+
+for epoch in range({EPOCHS}):
+    for x, y in dataset.create_tuple_iterator():
+        train_step(x, y)
+"""
 
 
-def programs_of_diff(readme):
-    """Return the programs before and after the change."""
-    (diff,) = re.findall(r"^```diff\n(.*?)^```", (ROOT / readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return ["".join(f"{line[2:]}\n" for line in diff.splitlines() if line[:1] != other) for other in "+-"]
+def diffs(readme):
+    return re.findall(r"^```diff\n(.*?)^```", (ROOT / readme).read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def plain(sign):
+    """Return the plain loop before and after the change."""
+    return "".join(f"{line[2:]}\n" for line in diffs(READMES[0])[0].splitlines() if line[:1] in (" ", sign))
+
+
+def patched(program, diff):
+    """Change a program by a diff without context: a new line is where the removed one was, or after one named."""
+    lines = [line.partition("  # ")[0] for line in program.splitlines()]
+    at = 0
+    for sign, line in ((line[:1], line[2:].partition("  # ")[0]) for line in diff.splitlines()):
+        if sign == "+":
+            at += 1
+            lines.insert(at, line)
+        else:
+            at = lines.index(line)
+        if sign == "-":
+            del lines[at]
+            at -= 1
+    return "\n".join(lines)
 
 
 def train_by_program(program, rows, folder):
-    """Run a side of the diff on this data; return the weights that it begins with, and those that it leaves."""
+    """Run a program on this data; return the weights that it begins with, and those that it leaves."""
     network = nn.Dense(6, 3)
-    start, optimizer = values(network.trainable_params()), nn.SGD(network.trainable_params(), LR)
-    variables = {"ms": ms, "ops": ops, "network": network, "loss_fn": cross_entropy(), "optimizer": optimizer}
+    start = values(network.trainable_params())
+    variables = {"ms": ms, "nn": nn, "ops": ops, "network": network, "loss_fn": cross_entropy()}
     variables["dataset"] = NumpySlicesDataset(rows, ["x", "y"], shuffle=False).batch(BATCH)
     path = folder / "program.py"  # MindSpore compiles functions of files only
     path.write_text(program, encoding="utf-8")
@@ -87,39 +127,56 @@ def train_by_program(program, rows, folder):
     return start, values(network.trainable_params())
 
 
-def with_tutorial_class(program):
+def misses(actual, start, rows, *more):
+    """Return how far weights are from those of the large batch, and from those of the tutorial."""
+    large = trained(start, rows, "flush", large_batch_gradient, *more)
+    tutorial = trained(start, rows, "carry", divided_loss_gradient, *more)
+    return [reference.miss(actual, expected, **TOLERANCE) for expected in (large, tutorial)]
+
+
+def test_readme_plain_loop_runs(rows, tmp_path):
+    start, actual = train_by_program(plain("-"), rows, tmp_path)
+    assert reference.miss(actual, start, **TOLERANCE) > 100
+
+
+def test_readme_plain_loop_after_change_equals_large_batch(rows, tmp_path):
+    """With its schedule: the rates of updates, of which there are two in each of ten epochs."""
+    rates = nn.cosine_decay_lr(0.0, 0.1, 10 * 2, 2, 10)
+    start, actual = train_by_program(plain("+"), rows, tmp_path)
+    large, tutorial = misses(actual, start, rows, rates, 10, reference.momentum)
+    assert large <= 1 and tutorial >= 100
+    (changed,) = misses(actual, start, rows, [*rates[2:], 0, 0], 10, reference.momentum)[:1]
+    assert changed >= 100
+
+
+def with_class(program, line):
     """Put in the class that the README leaves out."""
-    line = r"^class Accumulator: \.\.\..*$"
-    assert len(re.findall(line, program, re.MULTILINE)) == 1
+    assert program.count("class Accumulator: ...") == 1
+    return program.replace("class Accumulator: ...", line)
+
+
+def test_tutorial_program_equals_tutorial(rows, tmp_path):
     imported = "from benchmarks.programs.tutorial_functional import SumsInGraph as Accumulator"
-    return re.sub(line, imported, program, flags=re.MULTILINE)
-
-
-def test_readme_program_before_change_equals_tutorial(rows, tmp_path):
-    start, actual = train_by_program(with_tutorial_class(programs_of_diff(READMES[0])[0]), rows, tmp_path)
-    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) <= 1
-    assert reference.miss(actual, trained(start, rows, "flush", large_batch_gradient), **TOLERANCE) >= 100
+    start, actual = train_by_program(with_class(TUTORIAL, imported), rows, tmp_path)
+    large, tutorial = misses(actual, start, rows)
+    assert tutorial <= 1 and large >= 100
 
 
 def test_tutorial_program_runs_with_our_accumulator(rows, tmp_path):
     """Only the import changes: our default sums, as the tutorial does."""
-    program = re.sub(
-        r"^class Accumulator.*$", "from ms_accum import Accumulator", programs_of_diff(READMES[0])[0], flags=re.M
-    )
-    start, actual = train_by_program(program, rows, tmp_path)
-    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) <= 1
+    start, actual = train_by_program(with_class(TUTORIAL, "from ms_accum import Accumulator"), rows, tmp_path)
+    assert misses(actual, start, rows)[1] <= 1
 
 
-def test_readme_program_after_change_equals_large_batch(rows, tmp_path):
-    start, actual = train_by_program(programs_of_diff(READMES[0])[1], rows, tmp_path)
-    assert reference.miss(actual, trained(start, rows, "flush", large_batch_gradient), **TOLERANCE) <= 1
-    assert reference.miss(actual, trained(start, rows, "carry", divided_loss_gradient), **TOLERANCE) >= 100
+def test_tutorial_program_after_change_equals_large_batch(rows, tmp_path):
+    start, actual = train_by_program(patched(TUTORIAL, diffs(READMES[0])[1]), rows, tmp_path)
+    large, tutorial = misses(actual, start, rows)
+    assert large <= 1 and tutorial >= 100
 
 
 @pytest.mark.usefixtures("eager")
-def test_both_readmes_show_same_change():
-    english, chinese = map(programs_of_diff, READMES)
-    assert english == chinese and english[0] != english[1]
+def test_both_readmes_show_same_changes():
+    assert diffs(READMES[0]) == diffs(READMES[1]) and len(diffs(READMES[0])) == 2
 
 
 # The benchmarks' programs

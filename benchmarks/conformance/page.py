@@ -34,7 +34,16 @@ _SIGNS = {
 _WIDE = 10  # cases side by side
 POLICY = "NaN"
 """str, the case that no large batch can be compared with: what a library does is its policy, in a table of its own."""
-README = ("short last window", "ragged rows", "padded tokens", "clip", "two terms", "resume", "BatchNorm")
+README = (
+    "even windows",
+    "short last window",
+    "ragged rows",
+    "padded tokens",
+    "clip",
+    "two terms",
+    "resume",
+    "BatchNorm",
+)
 # Issues that a cell reproduces, and that were open on 25 November 2026, in the copy that was read: library, way, case.
 ISSUES = {
     "Lightning-AI/pytorch-lightning/issues/19987": ("Lightning", "", "short last window"),

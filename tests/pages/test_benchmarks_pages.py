@@ -42,28 +42,6 @@ def test_help_of_the_programs_is_as_printed():
     assert pages.filled(text, pages.helps()) == text
 
 
-def sentences(name):
-    return " ".join((ROOT / f"{name}.md").read_text(encoding="utf-8").split())
-
-
-@pytest.mark.parametrize("what", pages.ranges())
-def test_sentences_on_cost_have_the_ranges_of_the_results(what):
-    least, most = pages.ranges()[what]
-    in_readme = what in ("window, driver", "small windows, tutorials")
-    assert f"{least:.2f} to {most:.2f}" in sentences("docs/performance")
-    assert f"{least:.2f} 到 {most:.2f}" in sentences("docs/performance.zh")
-    assert not in_readme or f"{least:.2f} to {most:.2f}" in sentences("README")
-    assert not in_readme or f"{least:.2f} 到 {most:.2f}" in sentences("README_CN")
-
-
-def test_sentences_on_cost_say_in_how_many_cases_ours_is_slower():
-    slower, cases = pages.slower()
-    for name in ("README", "docs/performance"):
-        assert f"ours is slower in {slower} of {cases} cases" in sentences(name)
-    for name in ("README_CN", "docs/performance.zh"):
-        assert f"{cases} 种情形中有 {slower} 种更慢" in sentences(name)
-
-
 def test_code_that_was_measured_is_told_from_changed_code(monkeypatch, tmp_path):
     now = results.code()
     shutil.copytree(ROOT / "ms_accum", tmp_path / "ms_accum")

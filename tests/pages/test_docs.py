@@ -195,18 +195,26 @@ def sections(text):
     return {part.split("\n")[0]: source for part in parts if (source := "\n".join(blocks(part, "python")))}
 
 
+# Pages whose sections are read alone: each runs with the page's first lines only.
+ALONE = [(name, section) for name in ("docs/migration.md", "docs/recipes.md") for section in sections(TEXTS[name])]
+
+
 @pytest.fixture(scope="module")
-def migrations(tmp_path_factory):
-    """What the sections of the page printed, each with the page's data, as a reader of this section alone runs it."""
-    data, own = PYTHON["docs/migration.md"][0], sections(TEXTS["docs/migration.md"])
-    programs = {name: f"{data}\n{source}" for name, source in own.items()}
-    return execute(programs, tmp_path_factory.mktemp("migrations"))
+def alone(tmp_path_factory):
+    """What each section printed, as a reader of this section alone runs it."""
+    programs = {
+        f"{name} {number}": f"{PYTHON[name][0]}\n{sections(TEXTS[name])[section]}"
+        for number, (name, section) in enumerate(ALONE)
+    }
+    return dict(zip(ALONE, execute(programs, tmp_path_factory.mktemp("sections")).values()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sections(TEXTS["docs/migration.md"]))
-def test_section_of_migration_runs_alone(name, migrations):
-    assert migrations[name]["error"] is None
+@pytest.mark.parametrize(("name", "section"), ALONE)
+def test_section_runs_alone(name, section, alone):
+    result = alone[name, section]
+    part = TEXTS[name].partition(f"\n## {section}\n")[2].partition("\n## ")[0]
+    assert result["error"] is None and not_printed(outputs(part), result["printed"]) == []
 
 
 def test_readme_begins_with_train_and_test_commands():

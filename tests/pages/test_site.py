@@ -46,9 +46,3 @@ def test_page_has_one_name(title, path):
     assert heading(page) in (title, None)  # of a page of the reference the name is its heading
     other = page.with_suffix(".zh.md")
     assert not other.exists() or heading(other) == CHINESE[title]
-
-
-def test_citation_is_that_of_the_readme():
-    pages = (ROOT / "README.md", *(DOCS / "project").glob("citation*.md"))
-    texts = [page.read_text(encoding="utf-8") for page in pages]
-    assert len({re.search(r"```bibtex\n(.*?)```", text, re.DOTALL)[1] for text in texts}) == 1 < len(texts)

@@ -50,6 +50,25 @@ def test_plot_draws_runs(monkeypatch, capsys):
     assert error_of(capsys) == "'none/metrics.jsonl': No such file or directory"
 
 
+@pytest.mark.parametrize(
+    ("lines", "panels"),
+    [
+        (LINES, ["loss", "learning rate", "norm of the gradient", "accuracy"]),
+        (LINES[:2], ["loss", "norm of the gradient"]),
+        ([], ["loss"]),
+        ([{"update": 1, "loss": [1]}], ["loss"]),
+    ],
+)
+def test_what_stays_the_same_has_no_panel(lines, panels, monkeypatch):
+    from matplotlib.axes import Axes
+
+    seen = []
+    monkeypatch.setattr(Axes, "set_ylabel", lambda axes, label: seen.append(label))
+    Path("metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert run(plot.main, ["."]) == 0
+    assert seen == panels
+
+
 @pytest.mark.parametrize("line", ["no metrics", "3", "[1]", "null", "[" * 9999])
 def test_line_that_is_no_object_is_named(line, capsys):
     Path("metrics.jsonl").write_text(f'{{"update": 1, "loss": 1.0}}\n{line}\n')
