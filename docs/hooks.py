@@ -2,7 +2,7 @@
 
 The theme's search is mended in three ways: the reference's source code is not searched, each language has an index of
 its own, which has the English pages where there is no translation, and words with digits are found. Pages show the
-version, the notebook, and another picture on a phone.
+version and the notebook.
 """
 
 from __future__ import annotations
@@ -30,15 +30,6 @@ MENDED = {
     r'.replace(/\b(?:how|what|why|do|does|can|i|it|is|a|the|my|of|on|in|for|to|with)\s+/gi,"").split(/"([^"]+)"/g)',
 }
 """dict[str, str], what is replaced in the script of the search."""
-BOOSTS = {
-    "reference/": 0.5,
-    "project/": 0.5,
-    "conformance": 0.4,
-    "correctness": 0.4,
-    "performance": 0.6,
-    "troubleshooting": 0.8,
-}
-"""dict[str, float], how much pages count in the search, by what their paths begin with: those of the guide, more."""
 
 
 @event_priority(-200)  # after the plugin that sets the copyright of each language
@@ -53,11 +44,8 @@ def on_config(config: Any) -> Any:
     return config
 
 
-def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Set how much the page counts in the search, and show the cells of a notebook and their stored texts."""
-    for begin, boost in BOOSTS.items():
-        if page.file.src_uri.startswith(begin):
-            page.meta.setdefault("search", {"boost": boost})
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Show the cells of a notebook and their stored texts."""
     return re.sub(
         r"<!-- notebook: (\S+) -->",
         lambda match: "\n".join(_cells(ROOT / match[1])),
@@ -96,10 +84,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
         html = html.replace(begin, f"{name} data-search-exclude {rest}".rstrip())
     if page.url.startswith(f"{OTHER}/") and not page.file.src_uri.endswith(f".{OTHER}.md"):
         html = html.replace("</h1>", "</h1><p data-search-exclude><em>本页为英文。</em></p>", 1)
-    phone = (
-        r'<picture><source media="(max-width: 44em)" srcset="\2window_phone\3.svg">\1</picture>'
-    )
-    return re.sub(r'(<img [^>]*src="([^"]*/)window((?:\.zh)?)\.svg"[^>]*>)', phone, html)
+    return html
 
 
 @event_priority(-200)  # after the plugins, which write the index
