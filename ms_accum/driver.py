@@ -12,6 +12,7 @@ from . import _check
 from .engine.config import Options, checked, with_options
 from .engine.ema import check_not_applied
 from .network.optimizers import warn_if_rate_vanishes, warn_if_rates_are_of_micro_batches
+from .network.training_mode import training_again
 from .ranks.agreement import agree
 from .ranks.group import is_first, total
 from .ranks.zero import ZeroOptimizer
@@ -221,8 +222,9 @@ class GradientAccumulation(ShowsWindows):
                 _check.raise_invalid(ValueError, "train_process", "window_weight", rule, window_weight, remedy)
         self._check_waiting(sizes, checkpointer)
         batches = Data(train_dataset).batches
-        now = {"open_micro_batches": self.micro_batches, "updates": self.updates}
-        updates = planned("train_process", batches, sizes, self._tail, epochs, **now)  # a resumed run may have another
+        now: Any = {"open_micro_batches": self.micro_batches, "updates": self.updates}
+        now["may_have_none"] = self._group is not None  # another rank may have windows
+        updates = planned("train_process", batches, sizes, self._tail, epochs, **now)
         if is_first(self._group):
             warn_if_rate_vanishes("train_process", step.scheduler, updates)
             if isinstance(sizes, Sizes) and batches is not None:
@@ -307,7 +309,8 @@ class GradientAccumulation(ShowsWindows):
         check_not_applied("flush", self.ema)
         waiting = list(self._waiting)
         self._waiting.clear()
-        ended: Any = self._step.run(self._step.share(waiting))
+        with training_again(self._network):
+            ended: Any = self._step.run(self._step.share(waiting))
         if self._step.raises and is_not_finite(ended):
             raise_not_finite("the open window")
         return ended.updated

@@ -20,6 +20,7 @@ from .loss.objective import Objective
 from .loss.terms import terms_of, total_of
 from .network.compiled import Compiled, call
 from .network.parameters import copied
+from .network.training_mode import training_again
 from .ranks.agreement import check_drift
 from .ranks.zero import ZeroOptimizer
 from .training.callbacks import is_not_finite
@@ -219,10 +220,12 @@ class AccumulatedTrainStep(ShowsWindows, Compiled):
         Raises:
             RuntimeError: If the averages of `ema` are applied, or the ranks have drifted apart.
         """
-        updated, ended = False, self._run()
-        while ended is not None:
-            updated = updated or ended.updated
-            ended = None if self.group is None else self._run()
+        updated = False
+        with training_again(self._objective.network):  # a callback may have evaluated
+            ended = self._run()
+            while ended is not None:
+                updated = updated or ended.updated
+                ended = None if self.group is None else self._run()
         self.check_drift()
         return updated
 

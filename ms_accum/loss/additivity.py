@@ -13,7 +13,8 @@ from mindspore import Tensor, nn
 
 from .. import _check
 from ..network.compiled import without_report
-from ..network.parameters import as_array, copied, excluding, restoring
+from ..network.held import changed_by
+from ..network.parameters import as_array, copied, restoring
 from ..network.runtime import synchronously
 from ..network.training_mode import training_mode
 from .columns import has_class_numbers
@@ -102,7 +103,7 @@ class AdditivityCheck:
 
     def _compare(self, whole: tuple, parts: tuple, amounts: dict, trained: Collection[Any]) -> None:
         """Warn, or settle that the loss does not divide by these amounts."""
-        if sum(parameter.nbytes for parameter in excluding(self._forward.get_parameters(), trained)) > _LARGEST_COPY:
+        if sum(parameter.nbytes for parameter in changed_by(self._forward, trained)) > _LARGEST_COPY:
             self.over = True  # what the runs change could not be restored
             return
         # The complete micro-batch twice: a loss that is random proves nothing.
@@ -203,7 +204,7 @@ def trying(network: nn.Cell, trained: Collection[Any], mode: int, *, training: b
     numbers = [(vars(cell), _numbers_in(vars(cell))) for _, cell in network.cells_and_names()]
     ms.set_context(mode=mode)
     try:
-        with restoring(excluding(network.get_parameters(), trained)), training_mode(network, training), synchronously():
+        with restoring(changed_by(network, trained)), training_mode(network, training), synchronously():
             yield
     finally:
         for attributes, values in numbers:

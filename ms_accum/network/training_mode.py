@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from mindspore import nn
 
@@ -28,6 +28,11 @@ def start_training(network: nn.Cell, whole: nn.Cell) -> None:
     """
     with _restoring_flags(network) if network.training else nullcontext():
         whole.set_train()
+
+
+def training_again(network: nn.Cell) -> AbstractContextManager[None]:
+    """Set a network that is not in training mode, such as after an evaluation, to it inside the block."""
+    return nullcontext() if network.training else training_mode(network, True)
 
 
 @contextmanager

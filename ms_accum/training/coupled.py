@@ -10,7 +10,6 @@ respect to each; 3. each micro-batch again: the sum of its representations times
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from ..loss.known_losses import check_gradient, runnable, scalar
 from ..loss.objective import Objective, inputs_of
 from ..network.compiled import Compiled, call
 from ..network.generators import random_layers
+from ..network.held import held
 from ..network.parameters import as_array
 from ..ranks.group import Group, gather_rows, is_first
 from .shares import Inputs, Shared
@@ -214,39 +214,19 @@ def trained_by_loss(loss_of_batch: LossOfBatch, trained: Iterable[Parameter]) ->
     """Return the trained parameters that belong to the loss.
 
     Raises:
-        ValueError: If the loss is a function that uses trained parameters, because their gradients would be lost.
+        ValueError: If the loss uses others, which are no Parameters of a Cell: their gradients would be lost.
     """
     trained_ids = {id(parameter) for parameter in trained}
     loss_fn = loss_of_batch.original_loss_fn[0]
-    if isinstance(loss_fn, nn.Cell):
-        return [parameter for parameter in loss_fn.get_parameters() if id(parameter) in trained_ids]
-    for name, value in _used_by(loss_fn, set()).items():
-        parameters = value.get_parameters() if isinstance(value, nn.Cell) else [value]
-        if any(id(parameter) in trained_ids for parameter in parameters):
-            rule = "a Cell that contains the parameters which it trains"
-            _check.raise_invalid(ValueError, _OWNER, "loss_fn", rule, f"a function that uses '{name}'")
-    return []
-
-
-def _used_by(function: Any, visited: set[int]) -> dict[str, Any]:
-    """Return what a function uses in addition to its arguments, also in functions that it calls, by name."""
-    visited.add(id(function))
-    if isinstance(function, functools.partial):
-        bound = {f"argument {number}": value for number, value in enumerate(function.args)}
-        return {**bound, **function.keywords, **_used_by(function.func, visited)}
-    try:
-        variables = inspect.getclosurevars(function)
-    except TypeError:
-        return {}
-    used = {**variables.globals, **variables.nonlocals, **getattr(getattr(function, "__self__", None), "__dict__", {})}
-    for value in list(used.values()):
-        if inspect.isroutine(value) and id(value) not in visited and not _is_of_mindspore(value):
-            used.update(_used_by(value, visited))
-    return used
-
-
-def _is_of_mindspore(function: Any) -> bool:
-    return (getattr(function, "__module__", None) or "").partition(".")[0] == "mindspore"
+    parameters = loss_fn.get_parameters() if isinstance(loss_fn, nn.Cell) else ()
+    own = [each for each in parameters if id(each) in trained_ids]
+    lost = trained_ids - {id(parameter) for parameter in own}
+    for name, parameter in held(loss_fn):
+        if id(parameter) in lost:
+            rule = "a Cell with the parameters which it trains among its own (get_parameters)"
+            kind = "function" if inspect.isroutine(loss_fn) else type(loss_fn).__name__
+            _check.raise_invalid(ValueError, _OWNER, "loss_fn", rule, f"a {kind} that uses '{name or parameter.name}'")
+    return own
 
 
 class Coupled:

@@ -110,16 +110,29 @@ class Data:
             done, skip = done + 1, 0
         if done >= epochs:
             return
-        if at.first is not None and hasattr(getattr(self.dataset, "source", None), "begin_with_epoch"):
-            self.dataset.source.begin_with_epoch(at.first + done)
-            epochs, done = epochs - done, 0
+        source: Any = getattr(self.dataset, "source", None)
+        first = at.first if hasattr(source, "begin_with_epoch") else None
+        if first is not None:
+            source.begin_with_epoch(first + done)
+            epochs, done, first = epochs - done, 0, first + done
         passes = _passes(self.dataset, epochs, _Columns(self._argument))
         for _ in range(done):
             with restoring_generators():
                 deque(next(passes)(), maxlen=0)
-        for begin in passes:
-            yield self._start_epoch(begin, skip, at)
+        for number, begin in enumerate(passes):
+            if first is not None and self.dataset is source:  # an evaluation may have read it in between
+                source.begin_with_epoch(first + number)
+            yield self._within_length(self._start_epoch(begin, skip, at), skip)
             skip = 0
+
+    def _within_length(self, batches: Iterator[tuple], read: int) -> Iterator[tuple]:
+        """Yield the batches; raise an error if there are more than the length: a resumed run would not read them."""
+        most = self.batches
+        for number, batch in enumerate(batches, read + 1):
+            if most is not None and number > most:
+                remedy = "Return the right '__len__', or have none."
+                _raise_not_yielding(self._argument, f"{most} batches, its length", "one that yields more", remedy)
+            yield batch
 
     def _start_epoch(self, begin: Callable[[], Iterator[tuple]], skip: int, at: Position) -> Iterator[tuple]:
         """Start an epoch, which may draw a random order; if batches are skipped, start it in the saved order."""

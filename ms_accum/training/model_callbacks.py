@@ -10,7 +10,6 @@ from mindspore.train import Callback, RunContext
 from .. import _check
 from ..engine.ema import check_not_applied
 from ..network.optimizers import warn_if_rates_are_of_micro_batches
-from ..network.training_mode import training_mode
 from ..ranks.agreement import agree, rate_facts
 from ..ranks.group import total
 from ..saving.checkpointer import Checkpointer
@@ -159,8 +158,7 @@ class FlushTail(Callback):
         if flushes:
             if self._stop_together is not None or self._step.micro_batches:  # ranks flush together, also without any
                 self._step.average.restore()
-            with training_mode(self._step.trained, True):  # a callback may have evaluated
-                self._step.flush()
+            self._step.flush()
 
 
 class _StopTogether:

@@ -247,7 +247,7 @@ class Run:
             check_drift(_OWNER, self._group, step.optimizer.parameters, step.optimizer)
             if self._stopped or self._has_all_updates:
                 break
-        if not self.at.windows and plan.tail == "drop" and not callbacks.stopping:
+        if not self.at.windows and plan.tail == "drop" and not (callbacks.stopping or self._has_all_updates):
             raise RuntimeError("For 'train_process', no window was filled in the whole run. Lower its size.")
         if self._evaluates_inside and self.at.evaluated != step.updates:
             self._evaluate_inside()

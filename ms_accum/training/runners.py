@@ -269,7 +269,8 @@ class Loop(Compiled):
         self.window.boundary.find_touched()
         network = self.forward_backward.loss_and_gradients.network
         used = (*self.window.boundary.touched, *network.get_parameters())
-        self.touched = tuple({id(parameter): parameter for parameter in used}.values())
+        # Not as a Cell's attribute: MindSpore would compare names, and a replaced Parameter may have that of another.
+        object.__setattr__(self, "touched", tuple({id(parameter): parameter for parameter in used}.values()))
 
     def construct(self, number: Any, last: Any, factors: Any, *inputs: Any) -> Any:
         rows = inputs[0].shape[0]

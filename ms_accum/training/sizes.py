@@ -229,6 +229,7 @@ def planned(
     *,
     open_micro_batches: int = 0,
     updates: int = 0,
+    may_have_none: bool = False,
 ) -> int | None:
     """Return the number of windows of a run; if `mini_steps` is None, each batch is a window.
 
@@ -238,6 +239,7 @@ def planned(
         mini_steps, tail, epochs: as for `GradientAccumulation`.
         open_micro_batches (int): micro-batches that ``tail="carry"`` left over from another run. Default: 0.
         updates (int): updates before the run. Default: 0.
+        may_have_none (bool): whether no window need ever fill, as on one of several ranks. Default: ``False``.
 
     Raises:
         ValueError: If the dataset is empty, or no window would ever fill.
@@ -253,7 +255,7 @@ def planned(
     sizes = sizes_of(owner, "mini_steps", mini_steps)
     now = {"open_micro_batches": open_micro_batches, "updates": updates}
     windows = sum(windows_by_epoch(batches, sizes, tail, epochs, **now))
-    if tail == "drop" and (not windows or _stalls(batches, sizes, epochs, windows, updates)):
+    if tail == "drop" and not may_have_none and (not windows or _stalls(batches, sizes, epochs, windows, updates)):
         raise ValueError(
             f"For '{owner}', 'mini_steps' must be at most {batches} with tail='drop', but got "
             f"{sizes.settings}. No window would ever fill; use a smaller one, or tail='flush'."

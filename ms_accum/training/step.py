@@ -22,8 +22,9 @@ from ..loss.objective import Objective
 from ..network.compiled import in_graphs
 from ..network.optimizers import LearningRate, check_scheduler, inner_of, is_sharded, kind_of, warn_if_no_gradient
 from ..network.out_of_memory import memory_advice
-from ..network.parameters import Undo, unique_name
+from ..network.parameters import unique_name
 from ..network.runtime import tune
+from ..network.undo import Undo
 from ..ranks.agreement import begin_together, name_of
 from .coupled import Coupled, LossOfBatch, SumOfProducts, trained_by_loss
 from .runners import ByCalls, ByLoops, WithoutSums, loops

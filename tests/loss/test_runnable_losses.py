@@ -151,7 +151,7 @@ def test_partial_with_parameters_in_a_coupled_loss_is_rejected():
     network, head = dense(), nn.SequentialCell(nn.Dense(3, 3))  # with a prefix in the names of its parameters
     loss_fn = CoupledLoss(partial(after, head))
     optimizer = nn.SGD([*network.trainable_params(), *head.trainable_params()])
-    with pytest.raises(ValueError, match="a Cell that contains the parameters which it trains"):
+    with pytest.raises(ValueError, match="a Cell with the parameters which it trains among its own"):
         GradientAccumulation(network, loss_fn, optimizer)
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mindspore import Parameter, Tensor, nn, ops
 
-from ms_accum.network import parameters as undo
-from ms_accum.network.parameters import Undo
+from ms_accum.network import undo
+from ms_accum.network.undo import Undo
 
 pytestmark = pytest.mark.usefixtures("eager")
 

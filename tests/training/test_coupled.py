@@ -220,6 +220,25 @@ class Losses:
         return triplets(rows * self.network.scale, labels)
 
 
+class Listed:
+    """Callable; MindSpore does not see what is in its list."""
+
+    def __init__(self, scale):
+        self.scales = [scale]
+
+    def __call__(self, rows, labels):
+        return triplets(rows * self.scales[0], labels)
+
+
+class CellWithList(nn.Cell):
+    def __init__(self, scale):
+        super().__init__()
+        self.scales = {"one": scale}
+
+    def construct(self, rows, labels):
+        return triplets(rows * self.scales["one"], labels)
+
+
 def using_the_networks(rng, how):
     network = WithScale()
 
@@ -233,16 +252,19 @@ def using_the_networks(rng, how):
         return triplets(rows * scale, labels)
 
     ways = {"one that it calls": calling, "a method": Losses(network).scaled}
+    ways |= {"an object": Listed(network.scale), "a Cell that holds it in a list": CellWithList(network.scale)}
     ways["an argument"] = partial(with_scale, network.scale)
     optimizer = nn.SGD(network.trainable_params(), 0.1)
     model = GradientAccumulation(network.tower, CoupledLoss(ways[how]), optimizer)
     model.train_process(1, labelled(rng), 3, report=(), ckpt_path=None)
 
 
-@pytest.mark.parametrize("how", ["one that it calls", "a method", "an argument"])
+@pytest.mark.parametrize(
+    "how", ["one that it calls", "a method", "an argument", "an object", "a Cell that holds it in a list"]
+)
 def test_loss_function_that_uses_trained_parameters_is_rejected(how, rng):
     with pytest.raises(
-        ValueError, match="'loss_fn' must be a Cell .*but got a function that uses '(network|argument 0)'"
+        ValueError, match="'loss_fn' must be a Cell .*but got a (function|partial|Listed|CellWithList) that uses '(network|argument 0|scales)'"
     ):
         using_the_networks(rng, how)
 
