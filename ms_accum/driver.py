@@ -222,9 +222,16 @@ class GradientAccumulation(ShowsWindows):
                 _check.raise_invalid(ValueError, "train_process", "window_weight", rule, window_weight, remedy)
         self._check_waiting(sizes, checkpointer)
         batches = Data(train_dataset).batches
-        now: Any = {"open_micro_batches": self.micro_batches, "updates": self.updates}
-        now["may_have_none"] = self._group is not None  # another rank may have windows
-        updates = planned("train_process", batches, sizes, self._tail, epochs, **now)
+        updates = planned(
+            "train_process",
+            batches,
+            sizes,
+            self._tail,
+            epochs,
+            open_micro_batches=self.micro_batches,
+            updates=self.updates,
+            may_have_none=self._group is not None,  # another rank may have windows
+        )
         if is_first(self._group):
             warn_if_rate_vanishes("train_process", step.scheduler, updates)
             if isinstance(sizes, Sizes) and batches is not None:
@@ -295,7 +302,7 @@ class GradientAccumulation(ShowsWindows):
         """
         _check.positive_int("planned_updates", "epoch", epoch)
         batches = Data(train_dataset).batches
-        now = {"open_micro_batches": self.micro_batches, "updates": self.updates}
+        now: Any = {"open_micro_batches": self.micro_batches, "updates": self.updates}
         return planned("planned_updates", batches, mini_steps, self._tail, epoch, **now)
 
     def flush(self) -> bool:

@@ -14,7 +14,7 @@ from .parameters import excluding
 
 
 def reached(value: Any, name: str = "", visited: set[int] | None = None) -> Iterator[tuple[str, Any]]:
-    """Yield the Cells and Parameters that something uses, each with the first name by which it is reached.
+    """Yield the Cells and Parameters that something uses, each with the last name on the way to it.
 
     Cells are searched, also in lists, dicts and objects, where MindSpore does not look; and so are the variables of
     functions, and of functions that they call.
@@ -27,11 +27,11 @@ def reached(value: Any, name: str = "", visited: set[int] | None = None) -> Iter
         yield name, value
     if not isinstance(value, Parameter):
         for inner, each in _parts_of(value):
-            yield from reached(each, name or inner, visited)
+            yield from reached(each, inner or name, visited)
 
 
 def held(value: Any) -> list[tuple[str, Parameter]]:
-    """Return the Parameters that something uses, by the first name on the way."""
+    """Return the Parameters that something uses, by the last name on the way."""
     return [(name, each) for name, each in reached(value) if isinstance(each, Parameter)]
 
 

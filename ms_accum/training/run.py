@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import logging
-import signal
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +34,7 @@ from .callbacks import (
 )
 from .data import Data, Position, check_had_batches
 from .evaluation import Evaluation
+from .interrupts import interruptible
 from .loop import RunState
 from .sizes import ByWeight, Sizes, windows_by_epoch
 from .step import Ended, Step
@@ -111,7 +109,7 @@ class Run:
         plan = self._plan
         try:
             self._open()
-            with interruptible(), ExitStack() as closing:
+            with interruptible() as self._raise_lost_interrupt, ExitStack() as closing:
                 self._begin(closing)
                 self._train_epochs()
                 # Before the larger state: the disk may get full.
@@ -340,6 +338,7 @@ class Run:
 
     def _stop_if_asked(self) -> None:
         """Save the state of the last window's end, and stop: a window that is not finished did not happen."""
+        self._raise_lost_interrupt()
         states = self._plan.states
         if states is not None and self._asked_to_stop():
             states.after_micro_batch(self._step.updates, True, self._take, _STOP)
@@ -411,24 +410,6 @@ class Run:
             counts_by_rank = ", ".join(f"{count:,} on rank {rank}" for rank, count in enumerate(counts) if count)
             subject = f"{_check.quantity(sum(counts), 'micro-batch')} {'was' if sum(counts) == 1 else 'were'}"
             _log.warning("For 'train_process', %s left out, because not finite: %s.", subject, counts_by_rank)
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let "Stop" in a notebook raise KeyboardInterrupt inside the block, in IPython's main thread.
-
-    MindSpore turns SIGINT into SIGTERM while a graph is compiled or run, which would end the kernel with all variables.
-    A program's handler of SIGTERM is left, and Python outside IPython ends as it does.
-    """
-    in_ipython = hasattr(builtins, "get_ipython") and threading.current_thread() is threading.main_thread()
-    if not in_ipython or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def epochs_of(last: int, initial_epoch: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import mindspore as ms
 import numpy as np
 import pytest
@@ -83,3 +85,44 @@ def test_large_parameters_of_layers_are_not_read(is_large, monkeypatch):
     network = Queue(16)
     undo_of(network).begin()
     assert read == (["buffer"] if is_large else [])
+
+
+class Observer(nn.Cell):
+    """Remembers the largest value, which may change in any window."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Dense(1, 1)
+        self.top = Parameter(Tensor(3.0, ms.float32), name="top", requires_grad=False)
+
+    def construct(self, x):
+        return self.head(x / ops.assign(self.top, ops.maximum(self.top, ops.max(ops.abs(x))[0])))
+
+
+def test_own_parameter_that_changes_later_is_put_back():
+    network = Observer()
+    changes = undo_of(network)
+    for value in (1.0, 9.0):
+        changes.begin()
+        network(Tensor([[value]], ms.float32))
+        if value == 1.0:
+            changes.learn()
+    assert float(network.top.asnumpy()) == 9.0 and changes.undo() and float(network.top.asnumpy()) == 3.0
+
+
+def test_state_outside_of_cells_is_put_back():
+    """In what a function uses, in an object, and in a list of a Cell's; an optimizer is no part of a network."""
+    counts = [Parameter(Tensor(0.0, ms.float32), name=f"count{number}") for number in range(4)]
+    network = Observer()
+    network.more = {"own": counts[0]}
+    network.helper = SimpleNamespace(count=counts[1])
+    used = counts[2]
+    network.function = lambda: used
+    optimizer = nn.SGD([counts[3]], 0.1)
+    network.other = lambda: optimizer
+    changes = undo_of(network)
+    changes.begin()
+    for count in counts:
+        ops.assign(count, Tensor(1.0, ms.float32))
+    changes.undo()
+    assert [float(count.asnumpy()) for count in counts] == [0.0, 0.0, 0.0, 1.0]

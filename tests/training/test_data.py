@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mindspore import Tensor, nn, ops
 
-from helpers import Slope, run, slope_driver, values
+from helpers import Slope, micro_batch, run, slope_driver, values
 from ms_accum import GradientAccumulation
 from ms_accum.training import data as batches
 
@@ -183,3 +183,17 @@ def test_network_that_returns_a_dict_is_rejected():
         (TypeError, RuntimeError), match="must return the loss, or .loss, output, ...., but got several"
     ):
         run(model, [(rows(1.0)[0],)], 1)
+
+
+class Longer:
+    def __len__(self):
+        return 2
+
+    def __iter__(self):
+        return iter([micro_batch(1.0)] * 3)
+
+
+def test_more_batches_than_the_length_are_rejected():
+    """A resumed run would take its epoch for over."""
+    with pytest.raises(ValueError, match="must be one that yields 2 batches, its length, but got one that yields more"):
+        run(slope_driver(), Longer(), 1)

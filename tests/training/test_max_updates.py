@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from conftest import running_in
+from helpers import micro_batch, run, slope_driver
 from ms_accum import Checkpointer
 from runs import Run, adam_with_schedule, check_same, even, numbers
 
@@ -65,3 +66,10 @@ def test_tail_that_is_carried_is_not_lost():
 def test_wrong_numbers_are_rejected(number):
     with pytest.raises((TypeError, ValueError), match=r"For 'train_process', 'max_updates' must be an int >= 1"):
         Run().train(numbers(), 3, max_updates=number)
+
+
+def test_run_that_has_all_updates_is_none_without_windows():
+    model = slope_driver(tail="drop")
+    for _ in range(2):
+        run(model, [micro_batch(1.0)] * 2, 2, max_updates=1)
+    assert model.updates == 1

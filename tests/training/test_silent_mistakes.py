@@ -174,3 +174,18 @@ def test_many_shapes_are_warned_of_once():
     assert len(caught) == 1
     run(slope_driver(compile=False), data, 2)
     run(slope_driver(), data[:8], 2, epochs=2)
+
+
+@pytest.mark.usefixtures("eager")
+def test_check_of_the_loss_does_not_count():
+    """The loss has a Parameter that no Cell has as its own."""
+    count = ms.Parameter(ms.Tensor(0.0, ms.float32), name="count", requires_grad=False)
+
+    def loss_fn(output, target):
+        return ops.mean(ops.square(output - target)) + 0 * ops.assign_add(count, ms.Tensor(1.0, ms.float32))
+
+    network = nn.Dense(2, 1)
+    model = GradientAccumulation(network, loss_fn, nn.SGD(network.trainable_params(), 0.1))
+    rows = np.random.RandomState(0).randn(4, 2).astype(np.float32)
+    model.train_process(1, [(rows, rows[:, :1])] * 4, 2, report=(), ckpt_path=None)
+    assert float(count.asnumpy()) == 4

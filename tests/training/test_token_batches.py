@@ -379,3 +379,18 @@ def test_run_compiles_a_graph_for_each_shape(compiles):
     assert len(data.shapes) == 3 and len(compiles) == run_once
     forwards = [name for name in compiles if name == "construct"]
     assert len(forwards) <= 3 + 3, compiles
+
+
+def test_validation_does_not_move_the_epochs_of_training(tmp_path):
+    """The same samples are validated: each epoch of training has its own order, also when it is resumed."""
+
+    def trained(stop=None, **options):
+        model, data = driver_of(), packed(samples_of(lengths_of("uniform", 20)), seed=3)
+        states = Checkpointer(tmp_path / "states", stop=stop, **options) if options or stop else None
+        run(model, data, 3, epochs=3, valid_dataset=data, checkpointer=states)
+        return model
+
+    with pytest.raises(Stopped):
+        trained(stop_after(20))  # in the second epoch
+    resumed, whole = trained(resume="auto"), trained()
+    assert resumed.updates == whole.updates and (table_of(resumed) == table_of(whole)).all()
