@@ -391,6 +391,6 @@ def test_validation_does_not_move_the_epochs_of_training(tmp_path):
         return model
 
     with pytest.raises(Stopped):
-        trained(stop_after(20))  # in the second epoch
+        trained(stop_after(40))  # in the second epoch
     resumed, whole = trained(resume="auto"), trained()
     assert resumed.updates == whole.updates and (table_of(resumed) == table_of(whole)).all()
