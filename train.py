@@ -16,7 +16,8 @@ from programs.flags import interval_of, learning_rate, length_of, mini_steps_of,
 
 def main(argv: Sequence[str]) -> None:
     """Train, save and evaluate."""
-    args = training_flags(argv)  # before the imports: wrong flags end the program here, and MindSpore takes seconds
+    # Before the imports: wrong flags end the program here, and MindSpore takes seconds.
+    args = training_flags(argv)  # yours: training_flags(argv, own=True), without --model and the like
 
     import mindspore as ms
     from mindspore.amp import DynamicLossScaler
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
 
     # The data: micro-batches of (image, label) or (tokens, next tokens), a part of them for each rank. The network.
     task = task_of(args)  # yours: take it out
-    train, test = task.data("train", args.batch_size, group), task.data("test")  # yours
+    train, test = task.data("train", args.batch_size, group), task.data("test")  # yours; `train` a shard for each rank
     network = task.network()  # yours; in mixed precision if --amp asks for it
     if args.init_from is not None and not args.resume:  # the state of a resumed run has its weights
         begin_with(network, args.init_from)

@@ -134,6 +134,8 @@ EVALUATION = {
 }
 RECORD = {"model": DATA["model"], "dataset": DATA["dataset"], "amp": TRAINING["amp"]}
 """dict[str, Flag], what is in the record beside a model; for text also `SIZES`, the vocabulary and `tokens`."""
+_OF_OURS = ("data_path", "dataset", "model", "download", "amp")
+"""tuple, the flags that choose our networks and data, and how they are made."""
 _WINDOW = ("mini_steps", "effective_batch_size")  # one of them says how large a window is
 ONE_START = ("config", "debug", "download", "output_dir", "resume")
 """tuple, the flags that a resumed run does not take from the run that it continues."""
@@ -185,27 +187,33 @@ class Parser(argparse.ArgumentParser):
             self.add_argument(*names, default=flag.default, help=text, **options)
 
 
-def training_flags(argv: Sequence[str]) -> argparse.Namespace:
+def training_flags(argv: Sequence[str], *, own: bool = False) -> argparse.Namespace:
     """Return the flags of `train.py`, with the data set's defaults for those that are not given.
 
-    `saved` has those that a run keeps in its folder for `--resume`, and `fixed` those that may not change then.
+    `saved` has those that a run keeps in its folder for `--resume`, and `fixed` those that may not change then. With
+    `own`, for a copy that trains another network on other data, what chooses ours can't be given, and is not saved.
     """
-    parser = Parser("Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation.", "%(prog)s [flags]")
-    text = f"read flags from a YAML file, a line 'flag: value' for each, and {', '.join(IN_FILES)}"
-    parser.add({**TRAINING, "config": Flag(PATH, text), **PROGRAM})
+    ours = "Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation."
+    parser = Parser("Train with gradient accumulation." if own else ours, "%(prog)s [flags]")
+    more = "" if own else f", and {', '.join(IN_FILES)}"
+    text = f"read flags from a YAML file, a line 'flag: value' for each{more}"
+    flags = {name: flag for name, flag in TRAINING.items() if not (own and name in _OF_OURS)}
+    parser.add({**flags, "config": Flag(PATH, text), **PROGRAM})
     given = parser.parse_args(argv)
     folder = resumed_folder(given.output_dir) if given.resume else None
-    in_file = _in_file(given.config, IN_CONFIG) if folder is None else _of_run(folder)
+    known = {name: flag for name, flag in IN_CONFIG.items() if not (own and name in _OF_OURS)}
+    in_file = _in_file(given.config, known) if folder is None else _of_run(folder)
     for name, other in (_WINDOW, _WINDOW[::-1]):
         if getattr(given, name) is not None:
             setattr(in_file, other, None)
     args = parser.parse_args(argv, in_file)  # those of the command line override them
+    vars(args).update(dict.fromkeys(_OF_OURS if own else ()))
     if folder is not None:
         args.output_dir = folder
         if given.ckpt_path is None and args.ckpt_path is not None and not is_inside(args.ckpt_path, folder):
             fault = f"the run saves its model outside of '{folder}', to '{one_line(args.ckpt_path)}'"
             raise FlagError(f"argument --ckpt_path: {fault}; if it is yours, give it once more")
-    _fill_in(args)
+    _fill_in(args, own)
     args.saved = {name: value for name, value in vars(args).items() if name not in ONE_START and value is not None}
     args.fixed = {name: value for name, value in args.saved.items() if name not in MAY_CHANGE}
     args.mini_steps = None if args.mini_steps is None else sizes_of(args.mini_steps)
@@ -261,17 +269,18 @@ def choose_data(args: argparse.Namespace) -> None:
         raise FlagError("argument --report: is for networks that classify images")
 
 
-def _fill_in(args: argparse.Namespace) -> None:
+def _fill_in(args: argparse.Namespace, own: bool) -> None:
     """Set the flags that are not given to the values of the data set's recipe, and check them together."""
-    choose_data(args)
-    recipe = RECIPES[args.dataset]
+    if not own:
+        choose_data(args)
+    recipe = RECIPES[args.dataset or "digits"]
     if args.download and (args.data_path is None or recipe.text):
         raise FlagError("argument --download: needs --data_path, the folder to download mnist or cifar10 into")
     args.optimizer = args.optimizer or recipe.optimizer
     adaptive = args.optimizer in ADAPTIVE
     for name in ("momentum" if adaptive else "beta2", *(() if recipe.text else (*SIZES, *LENGTHS))):
         if getattr(args, name) is not None:
-            raise FlagError(f"'{name}' must be left out: {args.model} by {args.optimizer} has none")
+            raise FlagError(f"'{name}' must be left out: {args.model or 'training'} by {args.optimizer} has none")
     lr, weight_decay = recipe.rates(args.optimizer)
     defaults: dict[str, Any] = {"lr": lr, "weight_decay": weight_decay}
     by_tokens = args.tokens is not None

@@ -244,14 +244,14 @@ def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group:
 
 
 def facts_of(data: Any) -> dict[str, Any]:
-    """Return what must be equal when a run is resumed, for the data sets of `model_zoo`."""
+    """Return what must be equal when a run is resumed, of the data sets of `model_zoo`; of others nothing is known."""
     source = source_of(data)
-    return {"rows": source.rows, "data": source.fingerprint}
+    return {} if source is None else {"rows": source.rows, "data": source.fingerprint}
 
 
 def source_of(data: Any) -> Any:
     """Return the source of a data set: what makes its batches, or the samples that were packed."""
-    return data.samples if isinstance(data, TokenBatches) else data.source
+    return data.samples if isinstance(data, TokenBatches) else getattr(data, "source", None)
 
 
 # Mixed precision

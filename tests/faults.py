@@ -874,6 +874,12 @@ FAULTS = {
         "True",
         "network/test_undo.py::test_what_a_forward_changes_is_put_back[large-eager]",
     ),
+    "ranks that read the same rows": Fault(
+        "ranks/agreement.py",
+        "== 1 and group.rank == 0:",
+        "== 0:",
+        "ranks/test_agreement.py::test_ranks_that_read_the_same_rows_are_warned_of",
+    ),
     "state of the user's own that changes late is not put back": Fault(
         "network/undo.py",
         "[*counters, *own]",

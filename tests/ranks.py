@@ -151,6 +151,17 @@ def reduced_already(group):
     return seen
 
 
+def same_rows(group):
+    """What the driver warns of when all ranks read the same rows, and when each reads its own."""
+    seen = []
+    for data in (all_data([8] * 4), own_data(group)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            train(driver_of(network_of()), data, epochs=1)
+        seen.append([str(warning.message) for warning in caught])
+    return seen
+
+
 WEIGHT = 40  # of a window of all ranks
 OWN_ROWS = ([8, 3, 5, 8, 8, 3, 8, 5], [2, 2, 8, 3, 3, 8, 5, 2, 2, 5])
 
@@ -352,6 +363,7 @@ def run_scenarios(group):
     return {
         "mean 3": trained(group),
         "reduced": on_host(reduced_already, group),
+        "same rows": on_host(same_rows, group),
         "by weight": on_host(by_weight, group),
         "own weights": own_weights(group),
         "flushed": on_host(flushed, group),

@@ -17,6 +17,7 @@ import mindspore as ms
 import numpy as np
 from mindspore import Parameter, nn
 
+from .. import _check
 from ..network.generators import offset_seeds_by_rank
 from ..network.optimizers import is_sharded, kind_of, rates_of
 from ..network.parameters import as_array, digest_of, excluding
@@ -137,6 +138,19 @@ def facts_of(optimizer: nn.Cell, network: nn.Cell | None = None) -> dict[str, An
 def name_of(value: Any) -> str:
     """Return the name of a function, or of the class of an object, to compare it on all ranks."""
     return str(getattr(value, "__qualname__", type(value).__name__))
+
+
+def warn_if_data_are_equal(owner: str, group: Group, micro_batch: Iterable[Any]) -> None:
+    """Warn if all ranks begin with the same rows: each of them would be trained as many times as there are ranks."""
+    digest = hashlib.sha256()
+    for column in micro_batch:
+        digest.update(np.ascontiguousarray(as_array(column)).tobytes())
+    own = np.array([int.from_bytes(digest.digest()[:7], "big")], np.int64)
+    if len(set(gather_numbers(own, group).ravel().tolist())) == 1 and group.rank == 0:
+        _check.warn(
+            f"For '{owner}', all {group.size} ranks begin with the same rows, so each row counts {group.size} times. "
+            "Give each rank its own, such as num_shards=group.size, shard_id=group.rank, or samples[rank::size]."
+        )
 
 
 def rate_facts(optimizer: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from mindspore.train import Callback
 from .. import _check
 from ..network.generators import offset_seeds_by_rank, random_state
 from ..network.training_mode import start_training
-from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0
+from ..ranks.agreement import agree, check_drift, rate_facts, take_from_rank_0, warn_if_data_are_equal
 from ..ranks.group import gather, gather_numbers, is_first, total
 from ..saving.checkpointer import NO_REQUESTS, Checkpointer, find_together
 from ..saving.model_file import save_model
@@ -306,6 +306,8 @@ class Run:
             self._stop_if_asked()
             if micro_batches is None and self._group is None:
                 break
+            if self._group is not None and not self._reading.windows:
+                warn_if_data_are_equal(_OWNER, self._group, micro_batches[0] if micro_batches else ())
             requests = states.requests() if states is not None and self._group is not None else NO_REQUESTS
             window = step.share(micro_batches, requests, self._reading.batches)
             self._read = window.batches

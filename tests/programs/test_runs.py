@@ -406,6 +406,7 @@ def test_copied_program_trains_another_network(tmp_path):
     """What the first lines of train.py say: copied, with the lines replaced that are yours, it runs."""
     source = (ROOT / "train.py").read_text(encoding="utf-8")
     for old, new in {
+        "training_flags(argv)": "training_flags(argv, own=True)",
         "    download(args)  # yours: take it out\n": "",
         "    task = task_of(args)  # yours: take it out\n": "    import numpy as np\n"
         "    from mindspore import nn\n"
@@ -420,7 +421,6 @@ def test_copied_program_trains_another_network(tmp_path):
         "task.network()": "nn.SequentialCell(nn.Dense(20, 3))",
         "task.loss,": "nn.CrossEntropyLoss(),",
         "weight=task.weight": "weight=None",
-        ", **facts_of(train)}": "}",
         "metrics=task.metrics": 'metrics={"acc"}',
         "make_optimizer(args.optimizer, parameters, lr=rate, **options)": "nn.Adam(parameters, 0.05)",
         "task.title": '"stripes"',
@@ -441,4 +441,9 @@ def test_copied_program_trains_another_network(tmp_path):
         "optimizer        Adam, learning rate at first 0.05",
     ):
         assert line in out
-    assert not re.search("lenet|momentum|digits", out, re.IGNORECASE), out
+    config = Path("runs/001/config.json").read_text()
+    assert not re.search("lenet|digits|dataset", out + config, re.IGNORECASE) and "momentum" not in out, out + config
+    done = start(str(tmp_path / "mine.py"), "--resume", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert result_of(done.communicate(timeout=100)[0]) == result_of(out)
+    wrong = start(str(tmp_path / "mine.py"), "--model=mlp", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert "unrecognized arguments: --model" in wrong.communicate(timeout=100)[1] and wrong.returncode == 2

@@ -261,3 +261,10 @@ def test_modes_in_which_mindspore_sums_by_itself_are_refused():
             begin(nn.Dense(2, 2))
     finally:
         ms.reset_auto_parallel_context()
+
+
+def test_ranks_that_read_the_same_rows_are_warned_of(at_end):
+    (first, second), _ = at_end
+    same, own = first["same rows"]
+    assert len(same) == 1 and "all 2 ranks begin with the same rows, so each row counts 2 times" in same[0]
+    assert own == [] and second["same rows"] == [[], []]
