@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,27 @@ from mindspore import Parameter, Tensor, nn
 
 from .parameters import excluding
 
+# Longer lists and dicts are data, such as a vocabulary.
+_LONG = 10_000
 
-def reached(value: Any, name: str = "", visited: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+
+def reached(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the Cells and Parameters that something uses, each with the last name on the way to it.
 
     Cells are searched, also in lists, dicts and objects, where MindSpore does not look; and so are the variables of
     functions, and of functions that they call.
     """
-    visited = set() if visited is None else visited
-    if id(value) in visited or _is_foreign(value):
-        return
-    visited.add(id(value))
-    if isinstance(value, (Parameter, nn.Cell)):
-        yield name, value
-    if not isinstance(value, Parameter):
-        for inner, each in _parts_of(value):
-            yield from reached(each, inner or name, visited)
+    visited: set[int] = set()
+    left = [("", value)]
+    while left:
+        name, value = left.pop()
+        if id(value) in visited or _is_foreign(value):
+            continue
+        visited.add(id(value))
+        if isinstance(value, (Parameter, nn.Cell)):
+            yield name, value
+        if not isinstance(value, Parameter):
+            left += [(inner or name, each) for inner, each in reversed(_parts_of(value))]
 
 
 def held(value: Any) -> list[tuple[str, Parameter]]:
@@ -41,12 +46,11 @@ def changed_by(network: nn.Cell, trained: Collection[Any]) -> list[Parameter]:
     return excluding({id(each): each for each in used}.values(), trained)
 
 
-def _parts_of(value: Any) -> Iterable[tuple[str, Any]]:
+def _parts_of(value: Any) -> list[tuple[str, Any]]:
     """Return what something consists of, by name."""
-    if isinstance(value, Mapping):
-        return [("", each) for each in value.values()]
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [("", each) for each in value]
+    if isinstance(value, (Mapping, list, tuple, set, frozenset)):
+        each_of = value.values() if isinstance(value, Mapping) else value
+        return [("", each) for each in each_of] if len(value) <= _LONG else []
     if isinstance(value, functools.partial):
         bound = [(f"argument {number}", each) for number, each in enumerate(value.args)]
         return [*bound, *value.keywords.items(), ("", value.func)]
@@ -71,7 +75,11 @@ def _is_foreign(value: Any) -> bool:
     """Return whether nothing in it is a part of a network: what is MindSpore's, ours, or an optimizer."""
     if isinstance(value, (Parameter, nn.Cell)):
         return isinstance(value, nn.Optimizer)
-    if isinstance(value, (Tensor, np.ndarray)) or inspect.ismodule(value) or inspect.isclass(value):
+    if (
+        isinstance(value, (str, bytes, int, float, Tensor, np.ndarray, type(None)))
+        or inspect.ismodule(value)
+        or inspect.isclass(value)
+    ):
         return True
     module = getattr(value if inspect.isroutine(value) else type(value), "__module__", None) or ""
     return module.partition(".")[0] in ("mindspore", "ms_accum")
