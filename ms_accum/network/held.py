@@ -66,7 +66,7 @@ def _parts_of(value: Any) -> list[tuple[str, Any]]:
 def _variables_of(function: Any) -> list[tuple[str, Any]]:
     try:
         variables = inspect.getclosurevars(function)
-    except TypeError:  # not written in Python
+    except (TypeError, ValueError):  # not written in Python; a variable that has no value yet
         return []
     return [*variables.globals.items(), *variables.nonlocals.items()]
 
