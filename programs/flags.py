@@ -190,8 +190,9 @@ class Parser(argparse.ArgumentParser):
 def training_flags(argv: Sequence[str], *, own: bool = False) -> argparse.Namespace:
     """Return the flags of `train.py`, with the data set's defaults for those that are not given.
 
-    `saved` has those that a run keeps in its folder for `--resume`, and `fixed` those that may not change then. With
-    `own`, for a copy that trains another network on other data, what chooses ours can't be given, and is not saved.
+    `saved` has those that a run keeps in its folder for `--resume`, and `fixed` those that may not change then;
+    `model_of_run` is where the resumed run saves its model, if that is not its folder. With `own`, for a copy that
+    trains another network on other data, what chooses ours can't be given, and is not saved.
     """
     ours = "Train LeNet5, an MLP, a ResNet or a GPT with gradient accumulation."
     parser = Parser("Train with gradient accumulation." if own else ours, "%(prog)s [flags]")
@@ -203,6 +204,7 @@ def training_flags(argv: Sequence[str], *, own: bool = False) -> argparse.Namesp
     folder = resumed_folder(given.output_dir) if given.resume else None
     known = {name: flag for name, flag in IN_CONFIG.items() if not (own and name in _OF_OURS)}
     in_file = _in_file(given.config, known) if folder is None else _of_run(folder)
+    model_of_run = in_file.ckpt_path
     for name, other in (_WINDOW, _WINDOW[::-1]):
         if getattr(given, name) is not None:
             setattr(in_file, other, None)
@@ -217,6 +219,7 @@ def training_flags(argv: Sequence[str], *, own: bool = False) -> argparse.Namesp
     args.saved = {name: value for name, value in vars(args).items() if name not in ONE_START and value is not None}
     args.fixed = {name: value for name, value in args.saved.items() if name not in MAY_CHANGE}
     args.mini_steps = None if args.mini_steps is None else sizes_of(args.mini_steps)
+    args.model_of_run = model_of_run
     args.mini_steps = mini_steps_of(args, 1)  # if this is an error, it is one on several ranks, too
     return args
 

@@ -15,8 +15,9 @@ import argparse
 import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ms_accum.saving.files import states_in
 
 from .command import FlagError
 
@@ -97,6 +98,10 @@ def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
             remedy = "give --resume to continue it, or another --output_dir or --ckpt_path, or remove it"
             meant = "; or did you mean --init_from, to begin with its weights?" if path == args.ckpt_path else ""
             raise FlagError(f"'{path}' is of another run: {remedy}{meant}")
+    own = os.path.join(folder.path, MODEL) if args.model_of_run is None else args.model_of_run
+    if args.resume and os.path.exists(folder.model) and os.path.realpath(folder.model) != os.path.realpath(own):
+        fault = f"'{folder.model}' is not the model of the run in '{folder.path}'; give another path, or remove it"
+        raise FlagError(f"argument --ckpt_path: {fault}")
     return locks
 
 
@@ -122,7 +127,7 @@ def resumed_folder(output_dir: str | None) -> str:
         FlagError: If it has no training state.
     """
     folder = output_dir or newest_run("argument --resume", "give --output_dir")
-    if not list(Path(folder, STATES).glob("state-*.safetensors")):
+    if not states_in(os.path.join(folder, STATES)):
         fault = "has no training state: its run ended before the first" if os.path.isdir(folder) else "does not exist"
         raise FlagError(f"argument --resume: '{folder}' {fault}")
     return folder

@@ -11,7 +11,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -27,7 +26,7 @@ from ms_accum import Group, TokenBatches, evaluate
 from ms_accum._check import one_line
 from ms_accum.network.training_mode import training_mode
 from ms_accum.ranks.group import comes_first
-from ms_accum.saving.files import read_file, write_bytes, write_whole
+from ms_accum.saving.files import read_file, states_in, write_bytes, write_whole
 from ms_accum.saving.model_file import CheckpointError, kinds_in, load_common
 from ms_accum.saving.training_state import kinds_of_arrays, shortened
 from ms_accum.training.data import Data
@@ -186,7 +185,7 @@ def _shapes_to_load(args: argparse.Namespace) -> tuple[str, dict[str, tuple[int,
     if getattr(args, "vocabulary", None) is not None:
         return args.ckpt_path, {name: shape for name, (_, shape) in kinds_in(args.ckpt_path).items()}
     if getattr(args, "resume", False):
-        for path in sorted(Path(args.output_dir, STATES).glob("state-*.safetensors"), reverse=True):
+        for path in states_in(os.path.join(args.output_dir, STATES)):
             with contextlib.suppress(CheckpointError):  # a damaged one, which is passed over
                 kinds = kinds_of_arrays(str(path)).items()
                 return str(path), {

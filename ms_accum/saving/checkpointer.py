@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -19,12 +18,11 @@ from filelock import FileLock, Timeout
 from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.group import Group
-from .files import absolute, check_own, remove_leftovers, write_whole
+from .files import absolute, check_own, number_of, remove_leftovers, states_in, write_whole
 from .training_state import CheckpointError, TrainingState, digest_of, most_bytes, read, write
 
 _OWNER = "Checkpointer"
 _AUTO = "auto"
-_NAME = re.compile(r"state-([0-9]{8,})\.safetensors")
 NO_REQUESTS = (0.0, 0.0)
 """No request to stop, and no request to save because `minutes` have passed."""
 
@@ -87,7 +85,7 @@ class StateFolder:
         except Timeout as error:
             raise FolderInUse(f"For '{_OWNER}', another run is using the folder '{self.shown}'.") from error
         self._locked = os.stat(self._lock.lock_file)
-        self._highest = max(map(_number, self.states()), default=0)
+        self._highest = max(map(number_of, self.states()), default=0)
         remove_leftovers(self._path)
 
     def close(self) -> None:
@@ -96,8 +94,7 @@ class StateFolder:
 
     def states(self) -> list[Path]:
         """Return the paths of the states, newest first."""
-        named = [path for path in self._path.glob("state-*") if _NAME.fullmatch(path.name)]
-        return sorted(named, key=_number, reverse=True)
+        return states_in(self._path)
 
     def shown_path(self, path: Path) -> str:
         """Return the path of a state as the user gave that of the folder."""
@@ -131,9 +128,9 @@ class StateFolder:
         """
         self._check_locked()
         for path in self.states()[:1]:
-            if _number(path) > self._highest:
+            if number_of(path) > self._highest:
                 _check.warn(f"'{self.shown_path(path)}' is not of this run; 'keep' counts it as one of its states.")
-                self._highest = _number(path)
+                self._highest = number_of(path)
         self._highest += 1
         return self._path / f"state-{self._highest:08}.safetensors"
 
@@ -146,15 +143,11 @@ class StateFolder:
 
     def prune(self, newest: Path, keep: int, best: str | None) -> None:
         """Remove the states below `newest`; with it, `keep` of them and the best remain."""
-        older = [path for path in self.states() if _number(path) < _number(newest)]
+        older = [path for path in self.states() if number_of(path) < number_of(newest)]
         for path in older[keep - 1 :]:
             if path.name != best:
                 with suppress(OSError):  # one that can't be removed must not end the run
                     path.unlink()
-
-
-def _number(path: Path) -> int:
-    return int(path.stem.partition("-")[2])
 
 
 class Checkpointer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Callable
 
 _STAGING = ".saving-"
+_STATE = re.compile(r"state-([0-9]{8,})\.safetensors")
 # Windows can't open a folder, and some file systems can't flush one. The file in it is complete all the same.
 _FOLDER_CAN_NOT_BE_FLUSHED = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP}
 
@@ -20,6 +22,17 @@ _FOLDER_CAN_NOT_BE_FLUSHED = {errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENO
 def absolute(path: str | os.PathLike[str]) -> str:
     """Return a path that still names the same file if the program changes its working directory."""
     return os.path.abspath(os.path.expanduser(os.fspath(path)))
+
+
+def states_in(folder: str | os.PathLike[str]) -> list[Path]:
+    """Return the paths of the training states in a folder, newest first: those with names that a run gives."""
+    named = [path for path in Path(folder).glob("state-*") if _STATE.fullmatch(path.name)]
+    return sorted(named, key=number_of, reverse=True)
+
+
+def number_of(state: Path) -> int:
+    """Return the number of a training state."""
+    return int(state.stem.partition("-")[2])
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:

@@ -284,6 +284,28 @@ def test_folder_of_another_run_is_not_touched(finished, capsys):
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
+def test_resumed_run_replaces_no_model_but_its_own(finished, capsys):
+    shutil.copytree(finished, "out")
+    Path("other.ckpt").write_text("precious")
+    assert train("--resume", "--output_dir=out", "--epochs=5", "--ckpt_path=other.ckpt") == 2
+    message = "argument --ckpt_path: 'other.ckpt' is not the model of the run in 'out'; give another path, or remove it"
+    assert error_of(capsys) == message and Path("other.ckpt").read_text() == "precious"
+    resume = ("--resume", "--output_dir=out", "--ckpt_path=new.ckpt")
+    assert train(*resume) == 0  # where no file is
+    assert train(*resume) == 0  # and now it is the run's own
+
+
+def test_run_without_a_state_is_not_begun_anew(finished, capsys):
+    """What is called best is no state of a run."""
+    shutil.copytree(finished, "out")
+    for state in Path("out/states").glob("state-*"):
+        state.rename(state.with_name("state-best.safetensors"))
+    before = Path("out", MODEL).read_bytes()
+    assert train("--resume", "--output_dir=out") == 2
+    message = "argument --resume: 'out' has no training state: its run ended before the first"
+    assert error_of(capsys) == message and Path("out", MODEL).read_bytes() == before
+
+
 NAMES = ("config.json", "metrics.jsonl", "gradient_accumulation.ckpt", "gradient_accumulation.ckpt.json", ".lock")
 
 
