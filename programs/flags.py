@@ -343,12 +343,20 @@ def _trained_on(model: str, dataset: str) -> str | None:
 def _in_file(source: str | None, known: Mapping[str, Flag]) -> argparse.Namespace:
     """Return the flags of a file, checked like those of the command line, and the defaults of all others."""
     parser, arguments = Parser("", ""), []
+    given: dict[str, str] = {}
     parser.add(known)
-    for name, value in ({} if source is None else _read(source)).items():
-        if f"--{name}" not in parser._option_string_actions or name == "help":
+    for name, value in [] if source is None else _read(source):
+        action = parser._option_string_actions.get(f"--{name}")
+        if action is None or name == "help":
             raise FlagError(f"'{source}' has the unknown flag '{one_line(name)}'{hint(str(name), known)}")
-        if isinstance(value, (list, dict)):
-            raise FlagError(f"'{source}' must have one value for '{name}', but has a {type(value).__name__}")
+        if action.dest in given:
+            same = "" if given[action.dest] == name else f", the first time as '{given[action.dest]}'"
+            raise FlagError(f"'{source}' must have '{name}' once, but has it twice{same}")
+        given[action.dest] = name
+        if isinstance(value, (list, tuple)):
+            raise FlagError(f"'{source}' must have one value for '{name}', but has several")
+        if action.nargs == 0 and not (value is None or isinstance(value, bool)):
+            raise FlagError(f"'{source}': '{name}' must be true or false, but got '{one_line(value)}'")
         if value is True:
             arguments.append(f"--{name}")
         elif value is not None and value is not False:
@@ -362,27 +370,39 @@ def _in_file(source: str | None, known: Mapping[str, Flag]) -> argparse.Namespac
 _SWITCHES = {"true": True, "false": False, "null": None, "~": None, "": None}
 
 
-def _read(source: str) -> dict[Any, Any]:
-    """Return the content of a file of flags, JSON or YAML."""
+def _read(source: str) -> Sequence[tuple[Any, Any]]:
+    """Return the names and values in a file of flags, JSON or YAML; what has no single value is a list or a tuple."""
     try:
         text = read_file(source, MOST).decode()
-        if source.endswith(".json"):
-            content = json.loads(text)
-        else:
-            import yaml  # only --config needs it
-
-            # All values are texts, as on the command line: no 1:30, 0x1F, or off, and no objects.
-            content = yaml.BaseLoader(text).get_single_data() or {}
-            if isinstance(content, dict):
-                content = {name: _SWITCHES.get(str(value).lower(), value) for name, value in content.items()}
+        content = json.loads(text, object_pairs_hook=tuple) if source.endswith(".json") else _pairs_of_yaml(text)
     except ImportError:
         raise
     except Exception as error:  # of the system, of JSON, of YAML
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise FlagError(f"'{source}' can't be read: {reason}") from error
-    if not isinstance(content, dict):
+    if not isinstance(content, tuple):
         raise FlagError(f"'{source}' must have lines of the form 'flag: value'")
     return content
+
+
+def _pairs_of_yaml(text: str) -> Any:
+    """Return the names and values of a mapping.
+
+    All values are texts, as on the command line: no 1:30, 0x1F, or off, and no objects. Nothing is made of lists, which
+    a few lines of aliases make as large as the memory.
+    """
+    import yaml  # only --config needs it
+
+    node = yaml.BaseLoader(text).get_single_node()
+    text_node = yaml.ScalarNode
+    if node is None:
+        return ()
+    if not isinstance(node, yaml.MappingNode) or not all(isinstance(name, text_node) for name, _ in node.value):
+        return None
+    return tuple(
+        (name.value, _SWITCHES.get(value.value.lower(), value.value) if isinstance(value, text_node) else [])
+        for name, value in node.value
+    )
 
 
 def hint(name: str, known: Iterable[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,11 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--config=resume.yaml": "'resume.yaml' has the unknown flag 'resume'",  # what a run does once is no setting
     "--config=debug.yaml": "'debug.yaml' has the unknown flag 'debug'",
     "--config=object.yaml": "'object.yaml' must have one value for",
+    "--config=twice.yaml": "'twice.yaml' must have 'lr' once, but has it twice",
+    "--config=other_name.yaml": "must have 'accumulate_step' once, but has it twice, the first time as 'mini_steps'",
+    "--config=twice.json": "'twice.json' must have 'lr' once, but has it twice",
+    "--config=object.json": "'object.json' must have one value for 'lr', but has several",
+    "--config=yes.yaml": "'yes.yaml': 'download' must be true or false, but got 'yes'",
     "--config=zero.yaml": "'zero.yaml': argument --layers: must be an int >= 1 and <= 65536, but got '0'",
     "--config=sizes.yaml": "'layers' must be left out: lenet5 by momentum has none",
     "--config=beta2.yaml": "'beta2' must be left out: lenet5 by momentum has none",
@@ -88,6 +94,11 @@ FILES = {
     "resume.yaml": "resume: true\n",
     "debug.yaml": "debug: true\n",
     "object.yaml": "lr: !!python/object/apply:os.getcwd []\n",
+    "twice.yaml": "lr: 1\nlr: 2\n",
+    "other_name.yaml": "mini_steps: 1\naccumulate_step: 2\n",
+    "twice.json": '{"lr": 1, "lr": 2}',
+    "object.json": '{"lr": {}}',
+    "yes.yaml": "download: yes\n",
     "zero.yaml": "layers: 0\n",
     "sizes.yaml": "layers: 2\n",
     "beta2.yaml": "beta2: 0.9\n",
@@ -122,6 +133,24 @@ def test_file_of_flags_is_a_small_file(capsys):
     for name, fault in (("pipe", "not a file"), ("link", "not a file"), ("large", large)):
         assert train(f"--config={name}.yaml") == 2
         assert error_of(capsys) == f"'{name}.yaml' can't be read: {fault}"
+
+
+def test_aliases_in_a_file_of_flags_are_not_expanded(capsys):
+    """Ten levels of ten are a text of 10 GB."""
+    levels = "".join(f"- &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 11))
+    Path("bomb.yaml").write_text(f"lr:\n- &a0 xxxxxxxxx\n{levels}")
+    Path("name.yaml").write_text(f"? - &a0 xxxxxxxxx\n{levels.replace('- &', '  - &')}: 1\n")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, limits[1]))  # an error in the place of a full machine
+    try:
+        assert train("--config=bomb.yaml") == train("--config=name.yaml") == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+    assert capsys.readouterr().err.splitlines() == [
+        "error: 'bomb.yaml' must have one value for 'lr', but has several",
+        "error: 'name.yaml' must have lines of the form 'flag: value'",
+    ]
 
 
 # Missing and damaged files, each with exit code 1 and a line that names the file
