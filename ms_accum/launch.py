@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, BinaryIO, NoReturn, TextIO
 
 from . import _check
+from .saving.files import check_own
 
 _CHECK_SECONDS = 0.1
 # After a rank has failed the others get SIGTERM, and have this long to end.
@@ -95,6 +96,7 @@ class Job:
     def _start(self, name: str, command: Sequence[str], **own: Any) -> None:
         """Start a process, with this interpreter. Without buffers: a killed rank would lose what it printed."""
         variables = {name: str(value) for name, value in {**self._shared, **own}.items()}
+        check_own(self.log(name), in_place=True)
         with open(self.log(name), "wb") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, *command],

@@ -84,6 +84,7 @@ def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
 
     os.makedirs(folder.path, exist_ok=True)
     check_own(*(os.path.join(folder.path, name) for name in OWN))
+    check_own(folder.metrics, in_place=True)
     used = f"another run is using the folder '{folder.path}'; give another --output_dir"
     locks = [_locked(os.path.join(folder.path, ".lock"), used)]
     remove_leftovers(folder.path)
@@ -111,7 +112,7 @@ def _locked(path: str, used: str) -> FileLock:
 
     from ms_accum.saving.files import check_own
 
-    check_own(path)
+    check_own(path, in_place=True)
     lock = FileLock(path)
     try:
         lock.acquire(timeout=0)

@@ -1329,7 +1329,7 @@ FAULTS = {
     ),
     "a lock that is a link": Fault(
         "saving/checkpointer.py",
-        "        check_own(self._lock.lock_file)",
+        "        check_own(self._lock.lock_file, in_place=True)",
         "        # ",
         "saving/test_states.py::test_lock_that_is_a_link_is_refused[eager]",
     ),

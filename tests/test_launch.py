@@ -210,6 +210,25 @@ def test_plain_program_is_interrupted_in_a_sum_over_ranks(tmp_path):
 
 @pytest.mark.usefixtures("eager")
 @pytest.mark.parametrize(
+    ("make", "fault"),
+    [
+        (lambda mine, log: log.symlink_to(mine), "a link"),
+        (lambda mine, log: os.link(mine, log), "has other names (hard links)"),
+        (lambda mine, log: os.mkfifo(log), "not a file"),
+    ],
+)
+def test_logs_are_files_of_their_own(tmp_path, make, fault):
+    (tmp_path / "log").mkdir()
+    (tmp_path / "mine").write_text("precious")
+    make(tmp_path / "mine", tmp_path / "log" / "worker_0.log")
+    code, out, err = end(start(tmp_path, ""))
+    message = f"{fault}, to which nothing is written. Remove it: 'log/worker_0.log'"
+    assert (code, out) == (1, []) and err[0].endswith(message) and len(err) == 1, err
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.usefixtures("eager")
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--nproc=0", "program.py"], "argument --nproc: must be an int >= 1, but got 0"),

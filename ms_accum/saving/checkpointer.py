@@ -79,7 +79,7 @@ class StateFolder:
         """
         self._path.mkdir(parents=True, exist_ok=True)
         # Filelock before 3.20.1, which needs Python 3.10, empties the file to which a link leads.
-        check_own(self._lock.lock_file)
+        check_own(self._lock.lock_file, in_place=True)
         try:
             self._lock.acquire(timeout=0)
         except Timeout as error:

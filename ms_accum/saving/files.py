@@ -51,17 +51,26 @@ def read_file(path: str | os.PathLike[str], most: int) -> bytes:
         return file.read(most)
 
 
-def check_own(*paths: str | os.PathLike[str]) -> None:
+def check_own(*paths: str | os.PathLike[str], in_place: bool = False) -> None:
     """Raise an error for what has the name of a file that a program writes, and is none of its own.
 
+    Args:
+        paths (str): the paths.
+        in_place (bool): whether the content of the file is changed, not the file replaced. Default: ``False``.
+
     Raises:
-        OSError: If it is a link, which may lead to any file, or a pipe or a device.
+        OSError: If it is a link, which may lead to any file, or a pipe or a device, or if a file that is changed in
+            place has other names.
     """
     for path in paths:
         with suppress(FileNotFoundError):
-            mode = os.lstat(path).st_mode
-            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                fault = "a link" if stat.S_ISLNK(mode) else "not a file"
+            status = os.lstat(path)
+            is_file, fault = stat.S_ISREG(status.st_mode), None
+            if not (is_file or stat.S_ISDIR(status.st_mode)):
+                fault = "a link" if stat.S_ISLNK(status.st_mode) else "not a file"
+            elif in_place and is_file and status.st_nlink > 1:
+                fault = "has other names (hard links)"
+            if fault is not None:
                 raise OSError(errno.EINVAL, f"{fault}, to which nothing is written. Remove it", os.fspath(path))
 
 

@@ -26,6 +26,7 @@ from .training_state import CheckpointError as CheckpointError
 from .training_state import check_file, differences_of, kinds_of_arrays, read_arrays, shortened, write_arrays
 
 _FORMATS = ("ckpt", "safetensors")
+_LEFT_OVER = 2**28  # bytes of a file that a network begins with, in addition to four times those of the network
 
 
 def check_path(owner: str, path: str | os.PathLike[str], network: nn.Cell) -> None:
@@ -102,7 +103,8 @@ def load_common(network: nn.Cell, path: str | os.PathLike[str]) -> Common:
 
     Raises:
         CheckpointError: If the file can't be read, has no parameter of the network, or one of another shape, except for
-            the number of classes in the last layer. Then the network is unchanged.
+            the number of classes in the last layer, or is much larger than the network: all of it is read. Then the
+            network is unchanged.
     """
     path = os.fspath(path)
     own = {parameter.name: parameter for parameter in network.get_parameters()}
@@ -121,6 +123,10 @@ def load_common(network: nn.Cell, path: str | os.PathLike[str]) -> Common:
     if wrong:
         rule = "only the number of classes in the last layer may differ"
         raise CheckpointError(f"'{path}' is of another architecture: {shortened(wrong)}; {rule}.")
+    size, most = os.path.getsize(path), 4 * sum(each.nbytes for each in own.values()) + _LEFT_OVER
+    if size > most:
+        fault = f"it must have at most {most:,} bytes for this network, but has {size:,}"
+        raise CheckpointError(f"'{path}' has too much that is left over: {fault}. Save only what is loaded.")
     loaded, values = [name for name in common if name not in others], _read(path)
     for name in loaded:
         own[name].set_data(values[name].astype(own[name].dtype))

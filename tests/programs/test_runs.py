@@ -323,6 +323,16 @@ def test_nothing_is_written_through_a_link(name, capsys):
     assert os.listdir("out") == [name] and not os.listdir("mine/states")
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])
+def test_nothing_is_written_to_a_file_with_other_names(name, capsys):
+    os.mkdir("out")
+    Path("mine").write_text("precious")
+    os.link("mine", f"out/{name}")
+    assert train(*QUICK, "--output_dir=out") == 1
+    message = f"'out/{name}': has other names (hard links), to which nothing is written. Remove it"
+    assert error_of(capsys) == message and Path("mine").read_text() == "precious"
+
+
 def test_model_elsewhere_is_that_of_one_run(capsys):
     """The second is refused while the first trains; what a killed one left beside the model is removed."""
     os.makedirs("models/.saving-m.ckpt-01234567")

@@ -26,6 +26,7 @@ from ms_accum.saving.model_file import (
     CheckpointError,
     check_path,
     kinds_in,
+    load_common,
     load_model,
     save_model,
 )
@@ -281,6 +282,18 @@ def test_files_of_any_size_are_rejected_before_they_are_read(suffix, tmp_path):
     begin = {"ckpt": b"\x0a\x80\x80\x80\x80\x80\x1f", "safetensors": b"\x64" + bytes(7) + header.ljust(100)}
     sparse(path, begin[suffix])  # one value that fills the file
     check_rejected(path)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_file_with_much_that_is_left_over_is_rejected_before_it_is_read(suffix, tmp_path, monkeypatch):
+    path = tmp_path / f"large.{suffix}"
+    save_model(nn.SequentialCell(small(), nn.Dense(3, 300)), path)
+    network = nn.SequentialCell(small())
+    assert sorted(load_common(network, path).left_over) == ["1.bias", "1.weight"]
+    monkeypatch.setattr("ms_accum.saving.model_file._LEFT_OVER", 1000)
+    monkeypatch.setattr("ms_accum.saving.model_file._read", lambda path: pytest.fail("it is read"))
+    with pytest.raises(CheckpointError, match=rf"large.{suffix}' has too much .* at most 1,144 bytes .* has \d,\d\d\d"):
+        load_common(network, path)
 
 
 def test_type_and_shape_of_each_parameter_are_known_before_it_is_read(tmp_path):

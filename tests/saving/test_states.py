@@ -155,6 +155,15 @@ def test_lock_that_is_a_link_is_refused(tmp_path):
     assert (tmp_path / "mine").read_text() == "precious"
 
 
+def test_lock_with_other_names_is_refused(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    (tmp_path / "states").mkdir()
+    os.link(tmp_path / "mine", tmp_path / "states" / ".lock")
+    with pytest.raises(OSError, match=r"has other names \(hard links\)"), Checkpointer(tmp_path / "states"):
+        pass
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
 def test_state_with_a_higher_number_is_named(tmp_path):
     with Checkpointer(tmp_path, every=1) as states:
         save(states, [1])
