@@ -65,7 +65,9 @@ NOT_NEGATIVE = Kind("X", "a number >= 0", float, lambda value: 0 <= value < math
 DECAY = Kind("X", "a number >= 0 and < 1", float, lambda value: 0 <= value < 1)
 BETA = Kind("X", "a number > 0 and < 1", float, lambda value: 0 < value < 1 - 2**-25)  # in float32
 TEXT = Kind("TEXT", "a text", str, bool)
+MODELS_OF = (".ckpt", ".safetensors")
 PATH = Kind("PATH", "a path", os.path.expanduser, bool)  # a shell does not expand the ~ of --flag=~/x
+FILE = Kind("PATH", "a path that ends with .ckpt or .safetensors", PATH.convert, lambda path: path.endswith(MODELS_OF))
 WINDOWS = Kind("N", "an int >= 1, or such as 0:1,100:4", str, lambda text: Sizes("", "", sizes_of(text)))
 INTERVAL = Kind("N|Xmin", "a number of updates, such as 100, or of minutes, such as 5min", str, is_interval)
 LEVELS = ("off", "O1", "O2", "O3", "bf16")
@@ -118,7 +120,7 @@ TRAINING = {
     "lr_decay": Flag(("none", "linear", "cosine"), "how the rate falls after that, until the run ends", "none"),
     "eval_every": Flag(COUNT, "evaluate every N updates (default: after each epoch)"),
     "output_dir": Flag(PATH, "folder of the run (default: a new one, runs/001 and so on)"),
-    "ckpt_path": Flag(PATH, f"save the model there, .ckpt or .safetensors (default: {MODEL} in the folder of the run)"),
+    "ckpt_path": Flag(FILE, f"save the model there, .ckpt or .safetensors (default: {MODEL} in the folder of the run)"),
     "save_every": Flag(INTERVAL, "save the training state so often, and at the end, a signal or an error", "10min"),
     "init_from": Flag(PATH, "begin with the weights of this model, .ckpt or .safetensors, such as to fine-tune it"),
     "resume": Flag(None, "continue the run in --output_dir, by default the newest in runs/, with its flags", False),
@@ -297,6 +299,9 @@ def _fill_in(args: argparse.Namespace, own: bool) -> None:
     if args.init_from is not None and not args.resume and not os.path.exists(args.init_from):
         meant = "does not exist; where to save the model is --ckpt_path"
         raise FlagError(f"argument --init_from: '{one_line(args.init_from)}' {meant}")
+    place = os.path.dirname(os.path.realpath(args.ckpt_path or MODEL))  # the target of a link
+    if not os.path.isdir(place) and place != os.path.realpath(args.output_dir or ""):
+        raise FlagError(f"argument --ckpt_path: its folder must exist, but got '{one_line(args.ckpt_path)}'")
     if args.mini_steps is not None and args.effective_batch_size is not None:
         raise FlagError("argument --effective_batch_size: replaces --mini_steps, so give one of them")
     if args.effective_batch_size is None and args.mini_steps is None and not by_tokens:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ms_accum import Group
 
 RUNS, CONFIG, METRICS, STATES, MODEL = "runs", "config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"
+_NUMBER = re.compile("[0-9]{3}|[1-9][0-9]{3,4}")  # not 5 or 20261129, which a user has named by --output_dir
 OWN = (CONFIG, METRICS, STATES, MODEL, f"{MODEL}.json")
 """tuple, what a run writes into its folder."""
 
@@ -130,7 +132,7 @@ def resumed_folder(output_dir: str | None) -> str:
     folder = output_dir or newest_run("argument --resume", "give --output_dir")
     if not states_in(os.path.join(folder, STATES)):
         fault = "has no training state: its run ended before the first" if os.path.isdir(folder) else "does not exist"
-        raise FlagError(f"argument --resume: '{folder}' {fault}")
+        raise FlagError(f"argument --resume: '{folder}' {fault}; give the --output_dir of another run")
     return folder
 
 
@@ -142,7 +144,13 @@ def model_to_evaluate(ckpt_path: str | None) -> str:
     """
     if ckpt_path is not None and (os.path.exists(ckpt_path) or os.path.relpath(ckpt_path) != MODEL):
         return ckpt_path
-    return os.path.join(newest_run("argument --ckpt_path", "give the path of a model"), MODEL)
+    folder = newest_run("argument --ckpt_path", "give the path of a model")
+    if not os.path.isfile(model := os.path.join(folder, MODEL)):
+        remedy = "give the path of a model"
+        if states_in(os.path.join(folder, STATES)):
+            remedy += ", or finish the run: python train.py --resume"
+        raise FlagError(f"argument --ckpt_path: the newest run, '{folder}', has no model in its folder; {remedy}")
+    return model
 
 
 def is_inside(path: str, folder: str) -> bool:
@@ -151,11 +159,11 @@ def is_inside(path: str, folder: str) -> bool:
 
 
 def newest_run(flag: str, remedy: str) -> str:
-    """Return the folder of the newest run in runs/, or raise an error about a flag."""
-    number = max(_runs(), default=None)
-    if number is None:
+    """Return the folder of the newest run in runs/ that has begun to train, or raise an error about a flag."""
+    begun = [number for number in _runs() if os.path.isfile(os.path.join(_path_of(number), CONFIG))]
+    if not begun:
         raise FlagError(f"{flag}: there is no run in '{RUNS}'; {remedy}")
-    return _path_of(number)
+    return _path_of(max(begun))
 
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:
@@ -183,4 +191,4 @@ def _path_of(number: int) -> str:
 
 def _runs() -> list[int]:
     names = os.listdir(RUNS) if os.path.isdir(RUNS) else []
-    return [int(name) for name in names if name.isascii() and name.isdigit()]
+    return [int(name) for name in names if _NUMBER.fullmatch(name)]

@@ -30,6 +30,7 @@ from programs.flags import (
     training_flags,
     window_of,
 )
+from programs.folder import MODEL, _new_run, model_to_evaluate, resumed_folder
 from programs.tasks import begin_with, facts_of, task_of
 from running import ROOT, error_of, evaluate, train
 
@@ -44,6 +45,8 @@ WRONG_FLAGS = {  # each ends with exit code 2, before anything is created
     "--effective_batch_size=100": "argument --effective_batch_size: must be a multiple of 32, the --batch_size, but",
     "--effective_batch_size=64 --mini_steps=2": "argument --effective_batch_size: replaces --mini_steps",
     "--init_from=none.ckpt": "argument --init_from: 'none.ckpt' does not exist; where to save the model is --ckpt_path",
+    "--ckpt_path=model.pt": "argument --ckpt_path: must be a path that ends with .ckpt or .safetensors, but got 'model",
+    "--ckpt_path=none/m.ckpt": "argument --ckpt_path: its folder must exist, but got 'none/m.ckpt'",
     "--lr=-1": "argument --lr: must be a number > 0, but got '-1'",
     "--lr=nan": "argument --lr: must be a number > 0, but got 'nan'",
     "--epochs=0": "argument --epochs/--epoch_size: must be an int >= 1, but got '0'",
@@ -263,6 +266,37 @@ def test_eval_names_missing_flags(capsys):
     record()
     assert evaluate("--ckpt_path=model.ckpt") == 2
     assert "the record of a network that takes text is missing, or has no sizes, 'model.ckpt.json'" in error_of(capsys)
+
+
+def begun(name, *files):
+    for each in ("config.json", *files):
+        Path("runs", name, each).parent.mkdir(parents=True, exist_ok=True)
+        Path("runs", name, each).touch()
+
+
+def test_newest_run_is_one_that_has_begun(capsys):
+    """Neither what a user has named, nor what an error has left before the training."""
+    state = "states/state-00000001.safetensors"
+    for name in ("002", "003", "5", "20261129"):
+        begun(name, state, MODEL)
+    os.makedirs("runs/004")
+    assert resumed_folder(None) == "runs/003" and model_to_evaluate(None) == f"runs/003/{MODEL}"
+    assert _new_run() == 5
+    begun("1000", state, MODEL)
+    assert resumed_folder(None) == "runs/1000"
+
+
+def test_newest_run_without_a_model_names_the_way_out(capsys):
+    begun("001")
+    fault = "argument --ckpt_path: the newest run, 'runs/001', has no model in its folder; give the path of a model"
+    assert evaluate() == 2 and error_of(capsys) == fault
+    begun("001", "states/state-00000001.safetensors")
+    assert evaluate() == 2
+    assert error_of(capsys) == f"{fault}, or finish the run: python train.py --resume"
+
+
+def test_model_may_be_saved_in_the_folder_that_the_run_creates():
+    assert training_flags(["--output_dir=out", "--ckpt_path=out/model.ckpt"]).ckpt_path == "out/model.ckpt"
 
 
 # Where flags come from

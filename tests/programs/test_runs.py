@@ -302,7 +302,8 @@ def test_run_without_a_state_is_not_begun_anew(finished, capsys):
         state.rename(state.with_name("state-best.safetensors"))
     before = Path("out", MODEL).read_bytes()
     assert train("--resume", "--output_dir=out") == 2
-    message = "argument --resume: 'out' has no training state: its run ended before the first"
+    message = "argument --resume: 'out' has no training state: its run ended before the first; give "
+    message += "the --output_dir of another run"
     assert error_of(capsys) == message and Path("out", MODEL).read_bytes() == before
 
 
