@@ -64,7 +64,12 @@ POSITIVE = Kind("X", "a number > 0", float, lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = Kind("X", "a number >= 0", float, lambda value: 0 <= value < math.inf)
 DECAY = Kind("X", "a number >= 0 and < 1", float, lambda value: 0 <= value < 1)
 BETA = Kind("X", "a number > 0 and < 1", float, lambda value: 0 < value < 1 - 2**-25)  # in float32
-TEXT = Kind("TEXT", "a text", str, bool)
+CHARACTERS = Kind(
+    "TEXT",
+    "a text that has each character once",
+    str,
+    lambda text: len(set(text)) == len(text.encode("utf-32-le")) / 4 > 0,
+)
 MODELS_OF = (".ckpt", ".safetensors")
 PATH = Kind("PATH", "a path", os.path.expanduser, bool)  # a shell does not expand the ~ of --flag=~/x
 FILE = Kind("PATH", "a path that ends with .ckpt or .safetensors", PATH.convert, lambda path: path.endswith(MODELS_OF))
@@ -135,7 +140,9 @@ EVALUATION = {
     "report": Flag(PATH, "also write results by class and the confusion matrix into this folder"),
 }
 RECORD = {"model": DATA["model"], "dataset": DATA["dataset"], "amp": TRAINING["amp"]}
-"""dict[str, Flag], what is in the record beside a model; for text also `SIZES`, the vocabulary and `tokens`."""
+"""dict[str, Flag], what is in the record beside a model."""
+OF_TEXT = {**{name: IN_FILES[name] for name in (*SIZES, "tokens")}, "vocabulary": Flag(CHARACTERS)}
+"""dict[str, Flag], what is in the record of a network that takes text in addition."""
 _OF_OURS = ("data_path", "dataset", "model", "download", "amp")
 """tuple, the flags that choose our networks and data, and how they are made."""
 _WINDOW = ("mini_steps", "effective_batch_size")  # one of them says how large a window is
@@ -236,20 +243,20 @@ def evaluation_flags(argv: Sequence[str]) -> argparse.Namespace:
     parser = Parser(text, "%(prog)s [flags]")
     parser.add({**EVALUATION, **PROGRAM})
     path = model_to_evaluate(parser.parse_args(argv).ckpt_path)
-    record = f"{path}.json"
-    known = {**RECORD, **{name: IN_FILES[name] for name in (*SIZES, "tokens")}, "vocabulary": Flag(TEXT)}
-    try:
-        args = _in_file(record if os.path.isfile(record) else None, known)
-    except FlagError as error:
-        raise ValueError(f"'{record}' is not the record of a model; remove it, and give --model") from error
-    args = parser.parse_args(argv, args)
+    args = parser.parse_args(argv, record_of(path))
     args.ckpt_path = path
+    if args.report is not None and os.path.exists(args.report) and not os.path.isdir(args.report):
+        raise FlagError(f"argument --report: must be a folder, but '{one_line(args.report)}' is a file")
     if args.data_path is None and args.dataset not in (None, *EMBEDDED):
         args.data_path = _trained_on(path, args.dataset)
+    assumed = [name for name in ("model", "dataset") if getattr(args, name) is None]
     choose_data(args)
     if RECIPES[args.dataset].text and None in [getattr(args, name) for name in (*SIZES, "vocabulary")]:
-        fault = f"the record of a network that takes text is missing, or has no sizes, '{record}'"
+        fault = f"the record of a network that takes text is missing, or has no sizes, '{path}.json'"
         raise FlagError(f"argument --ckpt_path: {fault}")
+    if assumed:
+        flags = " ".join(f"--{name} {getattr(args, name)}" for name in assumed)
+        show("assumed", f"{flags}: there is no record beside the model, or it does not say")
     return args
 
 
@@ -332,6 +339,19 @@ def _check_lengths(args: argparse.Namespace) -> None:
 def _of_run(folder: str) -> argparse.Namespace:
     """Return the flags of a run."""
     return _in_file(os.path.join(folder, CONFIG), IN_RUN)
+
+
+def record_of(model: str) -> argparse.Namespace:
+    """Return the flags in the record beside a model, if there is one.
+
+    Raises:
+        ValueError: If it is not a record; a crafted one could name a network of any size.
+    """
+    record = f"{model}.json"
+    try:
+        return _in_file(record if os.path.lexists(record) else None, {**RECORD, **OF_TEXT})
+    except FlagError as error:
+        raise ValueError(f"'{record}' is not the record of a model; remove it") from error
 
 
 def _trained_on(model: str, dataset: str) -> str | None:

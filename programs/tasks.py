@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
-import json
 import math
 import os
 import shutil
@@ -26,13 +25,13 @@ from ms_accum import Group, TokenBatches, evaluate
 from ms_accum._check import one_line
 from ms_accum.network.training_mode import training_mode
 from ms_accum.ranks.group import comes_first
-from ms_accum.saving.files import read_file, states_in, write_bytes, write_whole
+from ms_accum.saving.files import states_in, write_bytes, write_whole
 from ms_accum.saving.model_file import CheckpointError, kinds_in, load_common
 from ms_accum.saving.training_state import kinds_of_arrays, shortened
 from ms_accum.training.data import Data
 
 from .command import FlagError, handled_by, interrupt, show
-from .flags import MOST, RECORD
+from .flags import RECORD, record_of
 from .folder import STATES
 
 # In a batch of an evaluation, which should not need more memory than training.
@@ -170,14 +169,10 @@ def _check_sizes(sizes: Mapping[str, int], args: argparse.Namespace) -> None:
 def _check_characters(vocabulary: str | None, args: argparse.Namespace) -> None:
     """Raise an error if the model of --init_from, by the record beside it, has numbered other characters."""
     path = None if getattr(args, "resume", True) else args.init_from
-    if path is None or not os.path.isfile(f"{path}.json"):
-        return
-    with contextlib.suppress(ValueError):  # no JSON
-        record = json.loads(read_file(f"{path}.json", MOST))
-        known = record.get("vocabulary") if isinstance(record, dict) else None
-        if isinstance(known, str) and known != vocabulary:
-            fault = f"its text had {len(known)} characters, this one has {len(vocabulary or '')}, not all the same"
-            raise FlagError(f"argument --init_from: '{one_line(path)}' is for other tokens: {fault}")
+    known = None if path is None else record_of(path).vocabulary
+    if known is not None and known != vocabulary:
+        fault = f"its text had {len(known)} characters, this one has {len(vocabulary or '')}, not all the same"
+        raise FlagError(f"argument --init_from: '{one_line(path)}' is for other tokens: {fault}")
 
 
 def _shapes_to_load(args: argparse.Namespace) -> tuple[str, dict[str, tuple[int, ...]]]:

@@ -252,6 +252,53 @@ def record(**sizes):
     return "model.ckpt"
 
 
+def other_record(write):
+    """Write a model, and what has the name of its record."""
+    saved(small_gpt())
+    write(Path("model.ckpt.json"))
+    return "model.ckpt"
+
+
+NO_RECORDS = {
+    "nested": lambda path: path.write_text("[" * 99999),
+    "cut off": lambda path: path.write_text(Path(record(layers=1) + ".json").read_text()[:-9]),
+    "not UTF-8": lambda path: path.write_bytes(b'{"model": "\xff"}'),
+    "pipe": os.mkfifo,
+    "half a character": lambda path: record(layers=1, vocabulary="a\ud800"),
+    "a character twice": lambda path: record(layers=1, vocabulary="aba"),
+    "no characters": lambda path: record(layers=1, vocabulary=["a", "b"]),
+}
+
+
+@pytest.mark.parametrize("write", NO_RECORDS.values(), ids=NO_RECORDS)
+def test_what_is_no_record_is_named(write, capsys):
+    """Also by the run that begins with its model: it could not compare the characters."""
+    model, fault = other_record(write), "'model.ckpt.json' is not the record of a model; remove it"
+    assert evaluate(f"--ckpt_path={model}") == 1
+    assert error_of(capsys) == fault
+    Path("text").write_text("ab" * 600)
+    flags = ("--dataset=text", "--data_path=text", f"--init_from={model}", "--max_updates=1")
+    assert train(*flags) == 1
+    assert error_of(capsys) == fault
+
+
+def test_model_without_a_record_says_what_is_assumed(capsys):
+    assert evaluate(f"--ckpt_path={saved(nn.Dense(2, 3))}") == 1
+    out, err = capsys.readouterr()
+    expected = (
+        "assumed          --model lenet5 --dataset digits: there is no record beside the model, or it does not say\n"
+    )
+    assert out.startswith(expected) and "missing conv1.weight" in err
+    args = evaluation_flags(["--ckpt_path=model.ckpt", "--model=mlp", "--dataset=digits"])
+    assert (args.model, capsys.readouterr().out) == ("mlp", "")
+
+
+def test_report_is_a_folder(capsys):
+    Path("out").touch()
+    assert evaluate(f"--ckpt_path={saved(LeNet5())}", "--report=out") == 2
+    assert error_of(capsys) == "argument --report: must be a folder, but 'out' is a file"
+
+
 @pytest.mark.parametrize(("make", "message"), WRONG_MODELS.values(), ids=WRONG_MODELS)
 def test_wrong_models_end_eval_with_1(make, message, capsys):
     assert evaluate(f"--ckpt_path={make()}") == 1
@@ -517,7 +564,8 @@ def test_mindspore_is_not_imported_for_wrong_flags_and_help(program):
 
 @pytest.mark.parametrize("program", ["train.py", "eval.py"])
 def test_missing_packages_are_one_line(program, tmp_path):
-    command = [sys.executable, "-S", str(ROOT / program), "--ckpt_path=x.ckpt"]  # -S: without installed packages
+    flags = ("--ckpt_path=x.ckpt", "--model=lenet5", "--dataset=digits")
+    command = [sys.executable, "-S", str(ROOT / program), *flags]  # -S: without installed packages
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("", 1)
     assert done.stderr.startswith("error: the package '") and done.stderr.count("\n") == 1
