@@ -7,8 +7,10 @@ import contextlib
 import json
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import accumulate
 from typing import Any, Callable, NamedTuple, NoReturn
 
 from model_zoo.models import MODELS
@@ -16,7 +18,7 @@ from model_zoo.optimizers import OPTIMIZERS
 from model_zoo.recipes import ADAPTIVE, EMBEDDED, RECIPES, SIZES
 from ms_accum._check import one_line, quantity
 from ms_accum.saving.files import read_file
-from ms_accum.training.sizes import TAILS, Sizes, planned
+from ms_accum.training.sizes import TAILS, Sizes, planned, windows_by_epoch
 
 from .command import FlagError, show
 from .folder import CONFIG, MODEL, is_inside, model_to_evaluate, resumed_folder
@@ -56,6 +58,9 @@ def is_interval(text: str) -> bool:
 
 
 COUNT = Kind("N", "an int >= 1", int, lambda value: value >= 1)
+MOST_EPOCHS, MOST_UPDATES = 10**6, 10**7  # more would take minutes to plan
+EPOCHS = Kind("N", f"an int >= 1 and <= {MOST_EPOCHS}", int, lambda value: 1 <= value <= MOST_EPOCHS)
+LENGTH = Kind("N", f"an int >= 1 and <= {MOST_UPDATES}", int, lambda value: 1 <= value <= MOST_UPDATES)
 UPDATES = Kind("N", "an int >= 0", int, lambda value: value >= 0)
 SIZE = Kind("N", "an int >= 1 and <= 65536", int, lambda value: 1 <= value <= 2**16)
 SEED = Kind("N", "an int >= 0 and <= 4294967295", int, lambda value: 0 <= value < 2**32)
@@ -100,8 +105,8 @@ DATA = {
 TRAINING = {
     **DATA,
     "download": Flag(None, "download MNIST or CIFAR-10 into --data_path first", False),
-    "epochs": Flag(COUNT, "passes over the data (default: by data set)", others=("epoch_size",)),
-    "max_updates": Flag(COUNT, "end after N updates, also inside an epoch"),
+    "epochs": Flag(EPOCHS, "passes over the data (default: by data set)", others=("epoch_size",)),
+    "max_updates": Flag(LENGTH, "end after N updates, also inside an epoch"),
     "seed": Flag(SEED, "seed of the weights, the order of the rows and the random crops", 1),
     "batch_size": Flag(COUNT, "rows of a micro-batch, on each rank (default: by data set)"),
     "mini_steps": Flag(
@@ -457,13 +462,13 @@ def length_of(args: argparse.Namespace, batches: int) -> tuple[int, int]:
         return planned("train.py", batches, args.mini_steps, args.tail, epochs) or 0
 
     epochs = args.epochs or 1
-    if args.epochs is None and updates_of(1) < args.max_updates:
-        few, epochs = 1, 2
+    if args.epochs is None:
         while updates_of(epochs) < args.max_updates:
-            few, epochs = epochs, 2 * epochs
-        while epochs - few > 1:  # the first number of epochs with so many updates is above `few`
-            middle = (few + epochs) // 2
-            few, epochs = (few, middle) if updates_of(middle) >= args.max_updates else (middle, epochs)
+            epochs *= 2
+            if epochs > 2 * MOST_EPOCHS:
+                raise FlagError(f"argument --max_updates: needs more than {MOST_EPOCHS:,} epochs, give fewer")
+        by_epoch = windows_by_epoch(batches, Sizes("train.py", "mini_steps", args.mini_steps), args.tail, epochs)
+        epochs = bisect_left(list(accumulate(by_epoch)), args.max_updates) + 1
     updates = updates_of(epochs)
     if args.max_updates is None:
         return epochs, updates
@@ -500,6 +505,9 @@ def learning_rate(args: argparse.Namespace, updates: int) -> Any:
     """Return the optimizer's `learning_rate`: a number, or a list with one number for each update."""
     if args.lr_decay == "none" and not args.warmup_updates:
         return args.lr
+    if updates > MOST_UPDATES:
+        fault = f"a learning rate that changes is for at most {MOST_UPDATES:,} updates, but the run has {updates:,}"
+        raise FlagError(f"argument --epochs: {fault}")
     lowest = (args.min_lr or 0.0) / args.lr
     return [args.lr * _part(args, update, updates, lowest) for update in range(updates)]
 
