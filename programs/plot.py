@@ -16,6 +16,7 @@ from .folder import METRICS
 
 MOST = 2**30
 """int, the bytes that the metrics of a run may have."""
+_LARGEST = 1e300  # the ends of an axis lie beyond its values
 PANELS = {"loss": "loss", "lr": "learning rate", "grad_norm": "norm of the gradient", "acc": "accuracy"}
 
 
@@ -67,8 +68,17 @@ def _lines(path: str) -> list[dict[str, Any]]:
             content = None
         if not isinstance(content, dict):
             raise ValueError(f"'{path}' does not hold metrics: line {number} is not an object of JSON")
+        if not all(_is_drawn(name, value) for name, value in content.items()):
+            raise ValueError(f"'{path}' does not hold metrics: line {number} has what is no number, or too large a one")
         lines.append(content)
     return lines
+
+
+def _is_drawn(name: str, value: Any) -> bool:
+    """Return whether a value can be drawn, or is left out."""
+    if isinstance(value, (int, float)):
+        return not abs(value) > _LARGEST  # NaN is left out
+    return value is None or name not in ("update", "updates")
 
 
 if __name__ == "__main__":

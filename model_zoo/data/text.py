@@ -265,8 +265,13 @@ def _split(
         raise DataError(f"'{path}' has {len(tokens)} characters, too few for a training and a test split.")
     cut = int(_TRAINED * len(tokens))
     if is_training:
-        return TextRows(tokens[:cut], [*(end for end in ends if end < cut), cut], context, vocabulary)
-    return TextRows(tokens[cut:], [end - cut for end in ends if end > cut], context, vocabulary)
+        rows = TextRows(tokens[:cut], [*(end for end in ends if end < cut), cut], context, vocabulary)
+    else:
+        rows = TextRows(tokens[cut:], [end - cut for end in ends if end > cut], context, vocabulary)
+    if not len(rows):
+        split, unit = "training" if is_training else "test", "line" if by_line else "file"
+        raise DataError(f"'{path}' is too short: no {unit} of its {split} split has two characters.")
+    return rows
 
 
 def _files(path: Path) -> list[Path]:

@@ -294,7 +294,7 @@ class Checkpointer:
             differences = ", ".join(changed.values())
             raise CheckpointError(
                 f"For '{_OWNER}', '{found_state.path}' belongs to a run with other settings: {differences}. "
-                "Give 'allow_config_change' to resume anyway."
+                "Give them as they were, or begin a new run. In Python, 'allow_config_change' resumes anyway."
             )
         self._is_saved = self._is_saved and not changed
         self.resumed += changed.values()

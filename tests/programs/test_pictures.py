@@ -76,6 +76,14 @@ def test_line_that_is_no_object_is_named(line, capsys):
     assert error_of(capsys) == "'./metrics.jsonl' does not hold metrics: line 2 is not an object of JSON"
 
 
+@pytest.mark.parametrize("line", ['{"update": {"a": 1}, "loss": 1}', '{"update": 1, "loss": 1%s}' % ("0" * 400)])
+def test_line_that_cannot_be_drawn_is_named(line, capsys):
+    Path("metrics.jsonl").write_text(f'{{"update": 1, "loss": NaN}}\n{line}\n')
+    assert run(plot.main, ["."]) == 1
+    fault = "line 2 has what is no number, or too large a one"
+    assert error_of(capsys) == f"'./metrics.jsonl' does not hold metrics: {fault}"
+
+
 def test_metrics_are_a_file(capsys):
     os.mkfifo("metrics.jsonl")
     assert run(plot.main, ["."]) == 1 and error_of(capsys) == "'./metrics.jsonl': not a file"

@@ -118,6 +118,18 @@ def test_unusable_texts_and_arguments_are_rejected(tmp_path, content, options, e
         create_text_dataset(tmp_path / "x.txt", **{"batch_size": 2, **options})
 
 
+def test_text_without_two_characters_in_a_row_is_too_short(tmp_path):
+    """Each character but the first of a file, or a line, is predicted: here there is none."""
+    for number in range(30):
+        (tmp_path / f"{number}.txt").write_text("a")
+    for usage, split in (("train", "training"), ("test", "test")):
+        with pytest.raises(DataError, match=f"is too short: no file of its {split} split has two characters"):
+            create_text_dataset(tmp_path, 1, usage=usage)
+    (tmp_path / "lines").write_text("\n" * 99)
+    with pytest.raises(DataError, match="lines' is too short: no line of its training split has two characters"):
+        Lines(tmp_path / "lines", usage="train", context=8)
+
+
 def test_folder_that_cannot_be_read_is_an_error(tmp_path, monkeypatch):
     """Not a smaller text, which would silently train another network."""
     (tmp_path / "x.txt").write_text("a" * 99)
