@@ -216,6 +216,7 @@ def test_plain_program_is_interrupted_in_a_sum_over_ranks(tmp_path):
         (lambda mine, log: os.link(mine, log), "has other names (hard links)"),
         (lambda mine, log: os.mkfifo(log), "not a file"),
     ],
+    ids=["link", "hard-link", "pipe"],
 )
 def test_logs_are_files_of_their_own(tmp_path, make, fault):
     (tmp_path / "log").mkdir()
