@@ -12,10 +12,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ms_accum.saving.files import states_in
@@ -42,6 +44,17 @@ class Folder(NamedTuple):
     states: str
     locks: Sequence[FileLock] = ()
     """Sequence[FileLock], those of the folder and the model, in the process that writes there."""
+    locked: Mapping[str, os.stat_result] = MappingProxyType({})
+    """Mapping[str, stat_result], the files of the locks by their paths."""
+
+    def check(self) -> None:
+        """Raise an error if the folder was moved or removed: another run may be at its path by now."""
+        for path, status in self.locked.items():
+            with contextlib.suppress(OSError):
+                if os.path.samestat(os.stat(path), status):
+                    continue
+            fault = "was moved or removed while the run was using it; nothing more is written"
+            raise RuntimeError(f"the folder '{os.path.dirname(path)}' {fault}")
 
     @property
     def writes(self) -> bool:
@@ -71,7 +84,8 @@ def open_folder(args: argparse.Namespace, group: Group) -> Folder:
         raise error
     if not number:
         raise RuntimeError("rank 0 can't use the folder of the run")
-    return _paths(args, number)._replace(locks=locks)
+    locked = {path: os.stat(path) for path in (os.path.abspath(lock.lock_file) for lock in locks)}
+    return _paths(args, number)._replace(locks=locks, locked=locked)
 
 
 def _paths(args: argparse.Namespace, number: int) -> Folder:

@@ -23,6 +23,8 @@ _LONGEST = 2**20  # bytes of a line
 class Beginning(Callback):
     """Print from which state a run resumes, and write its flags into its folder: now that the state is accepted.
 
+    At the end it checks that the folder is still there.
+
     Args:
         states (Checkpointer): the states of the run.
         folder (Folder): its folder.
@@ -37,6 +39,9 @@ class Beginning(Callback):
             show("resumed", line)
         if self._folder.writes:
             write_json(os.path.join(self._folder.path, CONFIG), self._flags)
+
+    def on_train_end(self, run_context: RunContext) -> None:
+        self._folder.check()  # before the model is written there
 
 
 class MetricsFile(Callback):

@@ -481,3 +481,16 @@ def test_copied_program_trains_another_network(tmp_path):
     assert result_of(done.communicate(timeout=100)[0]) == result_of(out)
     wrong = start(str(tmp_path / "mine.py"), "--model=mlp", cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert "unrecognized arguments: --model" in wrong.communicate(timeout=100)[1] and wrong.returncode == 2
+
+
+@pytest.mark.ranks
+def test_run_whose_folder_was_moved_writes_nothing_into_another(tmp_path):
+    """Another run has finished there in the meantime."""
+    process = start("train.py", "--output_dir=out", *QUICK, "--epochs=300", cwd=tmp_path)
+    wait_for_updates("out", 3, process)
+    os.rename("out", "moved")
+    assert train("--output_dir=out", *QUICK, "--seed=7") == 0
+    model = Path("out", MODEL).read_bytes()
+    _, err = process.communicate(timeout=200)
+    assert process.returncode == 1 and "out' was moved or removed while the run was using it" in err, err
+    assert Path("out", MODEL).read_bytes() == model
