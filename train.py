@@ -105,7 +105,6 @@ def main(argv: Sequence[str]) -> None:
     # The model is saved by now. With --ema the one that is evaluated and saved has the average of the weights.
     with averaged(model.ema):
         if folder.writes:
-            folder.check()
             save_model(network, folder.model)
             write_json(f"{folder.model}.json", task.record)  # yours: take it out, if you do not use eval.py
         result = task.evaluate(network, test)  # yours

@@ -222,7 +222,7 @@ class GradientAccumulation(ShowsWindows):
                 _check.raise_invalid(ValueError, "train_process", "window_weight", rule, window_weight, remedy)
         self._check_waiting(sizes, checkpointer)
         batches = Data(train_dataset).batches
-        updates = planned(
+        updates = planned(  # a resumed run may have another number
             "train_process",
             batches,
             sizes,
@@ -302,8 +302,10 @@ class GradientAccumulation(ShowsWindows):
         """
         _check.positive_int("planned_updates", "epoch", epoch)
         batches = Data(train_dataset).batches
-        now: Any = {"open_micro_batches": self.micro_batches, "updates": self.updates}
-        return planned("planned_updates", batches, mini_steps, self._tail, epoch, **now)
+        waiting, updates = self.micro_batches, self.updates
+        return planned(
+            "planned_updates", batches, mini_steps, self._tail, epoch, open_micro_batches=waiting, updates=updates
+        )
 
     def flush(self) -> bool:
         """Update with the micro-batches that ``tail="carry"`` left over; return whether the parameters were updated.

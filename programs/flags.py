@@ -75,9 +75,11 @@ CHARACTERS = Kind(
     str,
     lambda text: len(set(text)) == len(text.encode("utf-32-le")) / 4 > 0,
 )
-MODELS_OF = (".ckpt", ".safetensors")
+_SUFFIXES = (".ckpt", ".safetensors")
 PATH = Kind("PATH", "a path", os.path.expanduser, bool)  # a shell does not expand the ~ of --flag=~/x
-FILE = Kind("PATH", "a path that ends with .ckpt or .safetensors", PATH.convert, lambda path: path.endswith(MODELS_OF))
+FILE = Kind(
+    "PATH", "a path that ends with .ckpt or .safetensors", PATH.convert, lambda path: path.endswith(_SUFFIXES)
+)
 WINDOWS = Kind("N", "an int >= 1, or such as 0:1,100:4", str, lambda text: Sizes("", "", sizes_of(text)))
 INTERVAL = Kind("N|Xmin", "a number of updates, such as 100, or of minutes, such as 5min", str, is_interval)
 LEVELS = ("off", "O1", "O2", "O3", "bf16")
@@ -148,7 +150,7 @@ RECORD = {"model": DATA["model"], "dataset": DATA["dataset"], "amp": TRAINING["a
 """dict[str, Flag], what is in the record beside a model."""
 OF_TEXT = {**{name: IN_FILES[name] for name in (*SIZES, "tokens")}, "vocabulary": Flag(CHARACTERS)}
 """dict[str, Flag], what is in the record of a network that takes text in addition."""
-_OF_OURS = ("data_path", "dataset", "model", "download", "amp")
+_CHOOSE_OURS = ("data_path", "dataset", "model", "download", "amp")
 """tuple, the flags that choose our networks and data, and how they are made."""
 _WINDOW = ("mini_steps", "effective_batch_size")  # one of them says how large a window is
 ONE_START = ("config", "debug", "download", "output_dir", "resume")
@@ -212,18 +214,18 @@ def training_flags(argv: Sequence[str], *, own: bool = False) -> argparse.Namesp
     parser = Parser("Train with gradient accumulation." if own else ours, "%(prog)s [flags]")
     more = "" if own else f", and {', '.join(IN_FILES)}"
     text = f"read flags from a YAML file, a line 'flag: value' for each{more}"
-    flags = {name: flag for name, flag in TRAINING.items() if not (own and name in _OF_OURS)}
+    flags = {name: flag for name, flag in TRAINING.items() if not (own and name in _CHOOSE_OURS)}
     parser.add({**flags, "config": Flag(PATH, text), **PROGRAM})
     given = parser.parse_args(argv)
     folder = resumed_folder(given.output_dir) if given.resume else None
-    known = {name: flag for name, flag in IN_CONFIG.items() if not (own and name in _OF_OURS)}
+    known = {name: flag for name, flag in IN_CONFIG.items() if not (own and name in _CHOOSE_OURS)}
     in_file = _in_file(given.config, known) if folder is None else _of_run(folder)
     model_of_run = in_file.ckpt_path
     for name, other in (_WINDOW, _WINDOW[::-1]):
         if getattr(given, name) is not None:
             setattr(in_file, other, None)
     args = parser.parse_args(argv, in_file)  # those of the command line override them
-    vars(args).update(dict.fromkeys(_OF_OURS if own else ()))
+    vars(args).update(dict.fromkeys(_CHOOSE_OURS if own else ()))
     if folder is not None:
         args.output_dir = folder
         if given.ckpt_path is None and args.ckpt_path is not None and not is_inside(args.ckpt_path, folder):

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ms_accum.saving.files import states_in
+from ms_accum.saving.files import check_own, is_still, remove_leftovers, states_in, write_bytes
 
 from .command import FlagError
 
@@ -50,11 +49,9 @@ class Folder(NamedTuple):
     def check(self) -> None:
         """Raise an error if the folder was moved or removed: another run may be at its path by now."""
         for path, status in self.locked.items():
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.stat(path), status):
-                    continue
-            fault = "was moved or removed while the run was using it; nothing more is written"
-            raise RuntimeError(f"the folder '{os.path.dirname(path)}' {fault}")
+            if not is_still(path, status):
+                fault = "was moved or removed while the run was using it; nothing more is written"
+                raise RuntimeError(f"the folder '{os.path.dirname(path)}' {fault}")
 
     @property
     def writes(self) -> bool:
@@ -96,8 +93,6 @@ def _paths(args: argparse.Namespace, number: int) -> Folder:
 
 def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
     """Lock a folder and the model until the process ends, however it ends."""
-    from ms_accum.saving.files import check_own, remove_leftovers
-
     os.makedirs(folder.path, exist_ok=True)
     check_own(*(os.path.join(folder.path, name) for name in OWN))
     check_own(folder.metrics, in_place=True)
@@ -125,8 +120,6 @@ def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
 def _locked(path: str, used: str) -> FileLock:
     """Return a lock, or raise the error that another process holds it."""
     from filelock import FileLock, Timeout
-
-    from ms_accum.saving.files import check_own
 
     check_own(path, in_place=True)
     lock = FileLock(path)
@@ -182,8 +175,6 @@ def newest_run(flag: str, remedy: str) -> str:
 
 def write_json(path: str, content: Mapping[str, Any]) -> None:
     """Write the flags of a run, or what `eval.py` needs beside a model."""
-    from ms_accum.saving.files import write_bytes
-
     write_bytes(path, json.dumps(content, indent=1).encode() + b"\n")
 
 

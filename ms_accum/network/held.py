@@ -42,8 +42,7 @@ def held(value: Any) -> list[tuple[str, Parameter]]:
 
 def changed_by(network: nn.Cell, trained: Collection[Any]) -> list[Parameter]:
     """Return the Parameters that a forward may change: what the network and its loss use, without the trained ones."""
-    used = [*network.get_parameters(), *(parameter for _, parameter in held(network))]
-    return excluding({id(each): each for each in used}.values(), trained)
+    return excluding((parameter for _, parameter in held(network)), trained)
 
 
 def _parts_of(value: Any) -> list[tuple[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 from mindspore import Parameter, nn
 
 from . import private
-from .held import changed_by, reached
+from .held import reached
 from .parameters import as_array, copies_of, excluding, is_equal, restore
 
 # Larger Parameters are not copied before it is known that forwards change them; those of MindSpore's layers never are.
@@ -29,11 +29,12 @@ class Undo:
     """
 
     def __init__(self, network: nn.Cell | None, trained: Iterable[Parameter], counters: Iterable[Parameter] = ()):
-        used = [] if network is None else changed_by(network, tuple(trained))
-        layers = [] if network is None else _in_layers(network)
-        self._untrained = excluding(used, [each for each in layers if each.size > _LARGE])
-        own = [each for each in excluding(self._untrained, layers) if each.size <= _LARGE]
-        self._layers = [] if network is None else [cell for _, cell in network.cells_and_names()]
+        found = [] if network is None else [each for _, each in reached(network)]
+        self._layers = [each for each in found if isinstance(each, nn.Cell)]
+        of_layers = _in_layers(self._layers)
+        used = excluding((each for each in found if isinstance(each, Parameter)), trained)
+        self._untrained = excluding(used, [each for each in of_layers if each.size > _LARGE])
+        own = [each for each in excluding(self._untrained, of_layers) if each.size <= _LARGE]
         self._modes: list[bool] = []
         self._changing = [*counters, *own]
         self._is_known = False
@@ -69,14 +70,10 @@ class Undo:
         return all(_digest(each) == digest for each, digest in self._digests)
 
 
-def _in_layers(network: nn.Cell) -> list[Parameter]:
+def _in_layers(cells: Iterable[nn.Cell]) -> list[Parameter]:
     """Return the Parameters of MindSpore's own layers, such as frozen weights: to read large ones takes seconds."""
-    cells = [each for _, each in reached(network) if isinstance(each, nn.Cell) and _is_of_mindspore(each)]
-    return [each for cell in cells for each in private.parameters_of(cell).values() if each is not None]
-
-
-def _is_of_mindspore(cell: nn.Cell) -> bool:
-    return type(cell).__module__.startswith("mindspore.")
+    of_mindspore = [cell for cell in cells if type(cell).__module__.startswith("mindspore.")]
+    return [each for cell in of_mindspore for each in private.parameters_of(cell).values() if each is not None]
 
 
 def _digest(parameter: Parameter) -> bytes:

@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.group import Group
-from .files import absolute, check_own, number_of, remove_leftovers, states_in, write_whole
+from .files import absolute, check_own, is_still, number_of, remove_leftovers, states_in, write_whole
 from .training_state import CheckpointError, TrainingState, digest_of, most_bytes, read, write
 
 _OWNER = "Checkpointer"
@@ -135,9 +135,8 @@ class StateFolder:
         return self._path / f"state-{self._highest:08}.safetensors"
 
     def _check_locked(self) -> None:
-        with suppress(OSError):  # there is none
-            if os.path.samestat(os.stat(self._lock.lock_file), self._locked):
-                return
+        if is_still(self._lock.lock_file, self._locked):
+            return
         fault = f"the folder '{self.shown}' was removed while the run was using it; no state is saved"
         raise FolderInUse(f"For '{_OWNER}', {fault}. Another run may be using it now.")
 

@@ -35,6 +35,13 @@ def number_of(state: Path) -> int:
     return int(state.stem.partition("-")[2])
 
 
+def is_still(path: str | os.PathLike[str], status: os.stat_result) -> bool:
+    """Return whether a path leads to the file that had this status: its folder may have been moved or removed."""
+    with suppress(OSError):
+        return os.path.samestat(os.stat(path), status)
+    return False
+
+
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:
     """Return the content of a file of at most `most` bytes.
 

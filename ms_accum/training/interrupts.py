@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 # Who clicks twice means one interrupt, the second of which may come when the run has ended.
 _TOGETHER = 1.0
-_last = [-_TOGETHER]
+_last = [-_TOGETHER]  # when the last interrupt came
 
 
 @contextmanager
@@ -29,22 +29,21 @@ def interruptible() -> Iterator[Callable[[], None]]:
     if not in_ipython or signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, _end_unless_repeated):
         yield lambda: None
         return
-    interrupts: list[float] = []
+    began = time.monotonic()
 
     def interrupt(number: int, frame: Any) -> None:
-        interrupts.append(time.monotonic())
-        _last[0] = interrupts[-1]
+        _last[0] = time.monotonic()
         raise KeyboardInterrupt
 
     def raise_lost() -> None:
-        if interrupts:
+        if _last[0] >= began:
             raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, interrupt)
     try:
         yield raise_lost
     finally:
-        signal.signal(signal.SIGTERM, _end_unless_repeated if interrupts else signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, _end_unless_repeated if _last[0] >= began else signal.SIG_DFL)
 
 
 def _end_unless_repeated(number: int, frame: Any) -> None:
