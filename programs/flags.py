@@ -77,9 +77,7 @@ CHARACTERS = Kind(
 )
 _SUFFIXES = (".ckpt", ".safetensors")
 PATH = Kind("PATH", "a path", os.path.expanduser, bool)  # a shell does not expand the ~ of --flag=~/x
-FILE = Kind(
-    "PATH", "a path that ends with .ckpt or .safetensors", PATH.convert, lambda path: path.endswith(_SUFFIXES)
-)
+FILE = Kind("PATH", "a path that ends with .ckpt or .safetensors", PATH.convert, lambda path: path.endswith(_SUFFIXES))
 WINDOWS = Kind("N", "an int >= 1, or such as 0:1,100:4", str, lambda text: Sizes("", "", sizes_of(text)))
 INTERVAL = Kind("N|Xmin", "a number of updates, such as 100, or of minutes, such as 5min", str, is_interval)
 LEVELS = ("off", "O1", "O2", "O3", "bf16")
