@@ -76,7 +76,7 @@ class Accumulator:
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or the weight or the gradients do not match.
-        RuntimeError: If ranks differ in a setting, in the parameters, or in the values of untrained Parameters.
+        RuntimeError: If ranks differ in a setting, or in the names, shapes or types of Parameters.
 
     Supported Platforms:
         ``CPU`` (``Ascend`` and ``GPU`` not run here)
