@@ -39,6 +39,7 @@ network, loss_fn = Classifier(), nn.CrossEntropyLoss()
 print(verify(network, loss_fn, (words[:80], mask[:80], label[:80]), 4, inputs=2).diagnosis)
 optimizer = nn.AdamWeightDecay(network.trainable_params(), 0.01)
 model = GradientAccumulation(network, loss_fn, optimizer, inputs=2)  # the rest goes to the loss
-options = {"valid_dataset": test, "metrics": {"accuracy"}, "checkpointer": Checkpointer("states", resume="auto")}
+states = Checkpointer("two_inputs_states", resume="auto")
+options = {"valid_dataset": test, "metrics": {"accuracy"}, "checkpointer": states}
 stopping = EarlyStopping("accuracy", patience=3, mode="max")
 model.train_process(epochs, train, mini_steps=4, callbacks=stopping, **options)

@@ -183,7 +183,7 @@ class Accumulator:
         left = window.leave_out(gradients, weight)
         weight, kept_factor = left[0], left[1]
         if not window.has_sums:
-            return self._update_without_sums(gradients, weight, kept_factor)
+            return self._update_without_sums(gradients, weight)
         added = window.add(gradients, weight, kept_factor)
         ops.assign_add(self.micro_batches, ops.depend(Tensor(1, ms.int32), added))
         updated = Tensor(False)
@@ -201,9 +201,8 @@ class Accumulator:
             ops.assign(self._size, ops.cast(self._next_size(self.updates), ms.int32))
         return updated
 
-    def _update_without_sums(self, gradients: tuple, weight: Tensor | None, kept_factor: Tensor | None) -> Any:
+    def _update_without_sums(self, gradients: tuple, weight: Tensor | None) -> Any:
         """Run a window of one micro-batch, which has no accumulators."""
-        gradients = gradients if kept_factor is None else tree.multiply_no_nan(gradients, kept_factor)
         weight = None if weight is None else ops.cast(weight, ms.float32)
         closed = self._window.close_without_sums(gradients, weight)
         norm = closed[1] if self._through_branch is None else self._through_branch(closed[1])

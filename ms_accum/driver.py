@@ -195,7 +195,7 @@ class GradientAccumulation(ShowsWindows):
             CheckpointError: If the state to resume can't be read, or belongs to another run.
             Stopped: If the `checkpointer` received a request to stop; the state is saved.
         """
-        step = self._step
+        step, ranks = self._step, self._group.size if self._group else 1
         sizes: Sizes | ByWeight | None = None
         epochs = epochs_of(epoch, initial_epoch)
         if max_updates is not None:
@@ -212,7 +212,6 @@ class GradientAccumulation(ShowsWindows):
         elif mini_steps is not None:
             sizes = sizes_of("train_process", "mini_steps", mini_steps)
         else:
-            ranks = self._group.size if self._group else 1
             sizes = ByWeight("train_process", "window_weight", window_weight, ranks, step.objective.weight_of)
             if step.is_coupled:
                 rule = "None with a CoupledLoss, whose micro-batches count nothing alone"
@@ -221,7 +220,8 @@ class GradientAccumulation(ShowsWindows):
                 rule, remedy = "None with tail='carry' and a checkpointer on several ranks", "Use tail='flush'."
                 _check.raise_invalid(ValueError, "train_process", "window_weight", rule, window_weight, remedy)
         self._check_waiting(sizes, checkpointer)
-        batches = Data(train_dataset).batches
+        data = Data(train_dataset, ranks)
+        batches = data.batches
         updates = planned(  # a resumed run may have another number
             "train_process",
             batches,
@@ -253,7 +253,7 @@ class GradientAccumulation(ShowsWindows):
             epochs=epochs,
             initial_epoch=initial_epoch,
             max_updates=max_updates,
-            data=Data(train_dataset, self._group.size if self._group else 1),
+            data=data,
             sizes=sizes,
             micro_batch_size=micro_batch_size,
             tail=self._tail,
@@ -268,9 +268,7 @@ class GradientAccumulation(ShowsWindows):
         Run(self._network, step, self._waiting, plan).train()
 
     def _check_waiting(self, sizes: Sizes | ByWeight | None, checkpointer: Checkpointer | None) -> None:
-        """Clear what an earlier call left over, or raise an error if this call can't continue it."""
-        if self._tail != "carry":
-            self._waiting.clear()
+        """Raise an error if this call can't continue what an earlier one left over."""
         if not self._waiting:
             return
         held = f"{_check.quantity(len(self._waiting), 'micro-batch')} of an earlier call that tail='carry' left over"
@@ -319,7 +317,7 @@ class GradientAccumulation(ShowsWindows):
         waiting = list(self._waiting)
         self._waiting.clear()
         with training_again(self._network):
-            ended: Any = self._step.run(self._step.share(waiting))
+            ended: Any = self._step.run(self._step.share(waiting or None))
         if self._step.raises and is_not_finite(ended):
             raise_not_finite("the open window")
         return ended.updated

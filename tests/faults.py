@@ -888,8 +888,8 @@ FAULTS = {
     ),
     "state of the user's own that changes late is not put back": Fault(
         "network/undo.py",
-        "[*counters, *own]",
-        "[*counters]",
+        "each.size <= _LARGE and total <= _TOGETHER",
+        "False",
         "network/test_undo.py::test_own_parameter_that_changes_later_is_put_back",
     ),
     "state outside of Cells is not put back": Fault(
@@ -948,9 +948,33 @@ FAULTS = {
     ),
     "a graph of another mode is run": Fault(
         "network/private.py",
-        "graph = cell.known_graphs[0], (cell.phase, *kinds)",
-        "graph = cell.known_graphs[0], tuple(kinds)",
+        "graph = cell.known_graphs[0], (cell.phase, *named, *kinds)",
+        "graph = cell.known_graphs[0], (*named, *kinds)",
         "network/test_compiled.py::test_graph_is_looked_up_once_for_inputs_of_a_kind",
+    ),
+    "a term that is NaN lowers the scale": Fault(
+        "engine/loss_scale.py",
+        "ops.sum(losses)  # of",
+        "losses[0]  # of",
+        "training/test_window_of_terms.py::test_term_that_is_nan_is_no_overflow",
+    ),
+    "a loop keeps a value that is set later": Fault(
+        "training/runners.py",
+        "*(parameter for _, parameter in held(network))",
+        "*network.get_parameters()",
+        "test_late_values.py::test_values_that_are_set_later_are_used[compiled-driver]",
+    ),
+    "a weight of one element keeps its shape": Fault(
+        "network/tree.py",
+        "isinstance(value, ms.Tensor) and value.shape else value",
+        "False else value",
+        "test_accumulator.py::test_weights_of_one_element_count_as_numbers_do",
+    ),
+    "a stop in a window that can't be put back": Fault(
+        "training/step.py",
+        "stops if self._undo.is_sure else never",
+        "stops",
+        "saving/test_resume.py::test_stop_in_a_window_that_can_not_be_put_back_waits_for_its_end",
     ),
     "generators of a window that is not finished": Fault(
         "training/run.py",

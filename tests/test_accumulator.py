@@ -214,6 +214,17 @@ def test_numpy_scalars_and_one_element_tensors_are_valid_weights(weight):
     assert accumulator.updates == 1 and values(accumulator.optimizer.parameters)[0] == [-2.0]
 
 
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("nonfinite", ["skip_window", "skip_micro"])
+def test_weights_of_one_element_count_as_numbers_do(window, nonfinite):
+    accumulator = Accumulator(nn.SGD(make_parameters((1,)), 1.0), window, reduction="mean", nonfinite=nonfinite)
+    step = compiled_weighted(accumulator)
+    for gradient in (1.0, np.nan, 4.0, 1.0)[: 2 * window]:
+        step(Tensor([2.0], ms.float32), *as_gradients(gradient))
+    applied = {(1, "skip_window"): -1.0, (1, "skip_micro"): -1.0, (2, "skip_window"): -2.5, (2, "skip_micro"): -3.5}
+    assert values(accumulator.optimizer.parameters)[0] == [applied[window, nonfinite]]
+
+
 def test_sum_that_was_not_chosen_is_logged_once(monkeypatch, caplog):
     """In the constructor: a compiled step can't."""
     monkeypatch.setattr(_check, "_logged", set())

@@ -61,3 +61,26 @@ def test_weight_whose_copy_took_its_values_gets_values_of_its_own():
     assert np.isfinite(values).all() and values.any()
     ops.assign_add(moment, Tensor(np.ones((1, 3)), ms.float32))
     assert (weight.asnumpy() == values).all()
+
+
+class Held(nn.Cell):
+    """A network with a factor that no Cell has as its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(3, 1, weight_init="ones", has_bias=False)
+        self.held = {"factor": Parameter(Tensor(1.0, ms.float32), name="factor", requires_grad=False)}
+
+    def construct(self, x):
+        return ops.mean(self.dense(x)) * self.held["factor"]
+
+
+@pytest.mark.parametrize("way", ["driver", "step", "accumulator", "cells"])
+def test_values_that_are_set_later_are_used(way):
+    """Also of Parameters in lists and dicts: a graph would keep the storage of its first run."""
+    network = Held()
+    trained = Trained(way, network, lr=0.5)
+    for factor in (1.0, 2.0, 3.0):
+        network.held["factor"].set_data(Tensor(factor, ms.float32))
+        trained.train([(Tensor(np.ones((2, 3)), ms.float32),)] * 2)
+    assert network.dense.weight.asnumpy().tolist() == [[1 - 0.5 * 6.0] * 3]

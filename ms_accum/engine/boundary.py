@@ -29,7 +29,7 @@ class End(TypedDict):
     weight: Any
     """What the window counts for, or None: what divides the sums, or what must not be 0, or the mean is 0/0."""
     losses: Any
-    """More numbers, to sum over the ranks, or None: the first is the sum of the losses."""
+    """More numbers, to sum over the ranks, or None: all are finite if the loss is."""
     skip_counts: Any
     """The micro-batches that were not left out, and those left out although their loss was finite, or None."""
     divisor: Any

@@ -205,6 +205,11 @@ class WindowConfig:
         return self.shares and self.group is None and not self.half and self.kernels.library is None
 
     @property
+    def ends_in_graph(self) -> bool:
+        """bool, whether a window's end needs nothing from the host: no sum over ranks, no loss for its scale."""
+        return self.group is None and self.scale.value is None
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """tuple[Parameter], the trained parameters."""
         return tuple(self.optimizer.parameters)
@@ -268,5 +273,5 @@ def resolve(
         scale=scale,
         skips=SkipMicro() if policy == SKIP_MICRO else None,
         ema=ema,
-        stages={**user_stages(owner, options["stages"], optimizer, network)},
+        stages=user_stages(owner, options["stages"], optimizer, network),
     )

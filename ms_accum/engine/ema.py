@@ -157,7 +157,7 @@ class Ema:
         return {"updates": self._updates, **named}
 
 
-def _check_decay(owner: str, decay: Tensor) -> float:
+def _check_decay(owner: str, decay: float) -> float:
     """Return the weight of the old value in an average, or raise an error if it is not a number >= 0 and < 1."""
     rule = "a number >= 0 and < 1"
     if isinstance(decay, bool) or not isinstance(decay, (int, float)):

@@ -83,7 +83,7 @@ class DynamicScale:
         """Change the scale: a stage of a window's end. If the loss is not known, what is not finite is an overflow."""
         weight, updated, losses = end["weight"], end["keep"], end["losses"]
         overflow = ops.logical_not(ops.isfinite(end["norm"]))
-        loss = None if losses is None else losses[0]
+        loss = None if losses is None else ops.sum(losses)  # of several terms, one may be what is not finite
         if weight is not None:  # 0/0 if all weights are 0: then the scale is not the cause
             loss = (weight if loss is None else loss) / weight
         if loss is not None:

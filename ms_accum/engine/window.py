@@ -46,7 +46,7 @@ class Window:
         self.weight_sum = untracked(weight_sum)
         self.divides = config.divides
         self.skips = config.skips if self.has_sums else None
-        self.weight_in_loss = config.weight_in_loss and self.has_sums
+        self.weight_in_loss = config.weight_in_loss
         """bool, whether a loss is multiplied by its weight, instead of the gradients."""
         self.takes_weights = bool(self.weight_sum) or config.shares
         """bool, whether micro-batches have weights."""

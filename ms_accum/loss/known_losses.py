@@ -52,7 +52,7 @@ def _count_labels(options: Options, data: Tensor, *labels: Tensor) -> float:
     if not np.issubdtype(array.dtype, np.integer):
         if array.ndim < 2:
             rule = f"integer labels, or a distribution over the classes, not {array.dtype}"
-            raise ValueError(f"For 'train_process', 'loss_fn' must get {rule}.")
+            raise ValueError(f"'loss_fn' must get {rule}.")
         return array.size / array.shape[1]  # one distribution over the classes per label
     counted = not_ignored(options, array)
     class_weights = options("weight")
@@ -62,9 +62,7 @@ def _count_labels(options: Options, data: Tensor, *labels: Tensor) -> float:
         rule = "labels >= 0"
         if class_weights is not None:
             rule += f" and < {limit}, the number of class weights"
-        raise ValueError(
-            f"For 'train_process', 'loss_fn' must get {rule}, but got {label}. Should this be its 'ignore_index'?"
-        )
+        raise ValueError(f"'loss_fn' must get {rule}, but got {label}. Should this be its 'ignore_index'?")
     return counted.size if class_weights is None else float(class_weights.asnumpy()[counted].sum())
 
 

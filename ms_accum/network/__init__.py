@@ -2,7 +2,8 @@
 
 Provides: functions on gradients inside graphs (`tree`), accumulators, reading and comparing Parameters (`parameters`),
 training flags (`training_mode`), MindSpore's optimizers with their learning rates and settings (`optimizers`), and the
-random number generators. Imports no other room.
+random number generators; graphs, and what is constant in them (`compiled`); MindSpore's private names (`private`). Of
+other rooms it imports only our operators (`native`).
 """
 
 import re

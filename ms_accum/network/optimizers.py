@@ -184,8 +184,9 @@ class LearningRate:
             return math.nan
         if getattr(self._optimizer, "param_groups", None):
             return _number(self._of_first_group())
-        rate = nn.Optimizer.get_lr(self._optimizer)
-        return _number(rate[0] if isinstance(rate, (tuple, list)) else rate)
+        rate = self._optimizer.learning_rate
+        rate = rate[0] if self._optimizer.is_group_lr else rate  # those of other groups would take time
+        return _number(rate(self._optimizer.global_step) if self._optimizer.dynamic_lr else rate)
 
     def _of_first_group(self) -> Any:
         """Return the rate that the optimizer uses for its first group."""
@@ -202,7 +203,7 @@ def _may_change(schedule: Any) -> bool:
 
 
 def _number(rate: Any) -> float:
-    return float(rate.asnumpy()) if hasattr(rate, "asnumpy") else float(rate)
+    return float(rate.asnumpy().reshape(())) if hasattr(rate, "asnumpy") else float(rate)
 
 
 def _rate_of_group(group: Mapping[str, Any]) -> Any:

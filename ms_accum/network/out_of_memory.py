@@ -31,7 +31,8 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
     Args:
         error (BaseException): the error that ended the run.
         rows (int): rows of a micro-batch.
-        window (Optional[int]): micro-batches in a window. ``None``: each batch is a window and is split.
+        window (Optional[int]): micro-batches in a window, 0 if it changes. ``None``: each batch is a window and is
+            split.
     """
     if not is_out_of_memory(error):
         return None
@@ -44,5 +45,5 @@ def memory_advice(error: BaseException, rows: int, window: int | None) -> str | 
     half = rows // 2
     if window is None:
         return f"{cause}: use 'micro_batch_size' {half}, or let 'find_micro_batch_size' find one that fits"
-    halved = math.ceil(rows * window / half)
-    return f"{cause}: use micro-batches of {half} and 'mini_steps' {halved}, or let 'find_micro_batch_size' find one"
+    halved = f" in windows of {math.ceil(rows * window / half)}" if window else ""
+    return f"{cause}: use micro-batches of {half}{halved}, or let 'find_micro_batch_size' find one that fits"

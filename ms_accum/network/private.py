@@ -159,17 +159,17 @@ def compile_once(cell: Any, *inputs: Any, **named: Any) -> None:
     It notes the graph's name in each Cell inside, where only its automatic parallelism reads it. Without the names of
     `_NOTED`, and `current_phase`, each call looks it up.
     """
-    kinds = [(each.shape, each.dtype) if type(each) is Tensor else each for each in inputs]
-    if named or not _KEEPS_GRAPHS or not all(kind is None or type(kind) is tuple for kind in kinds):
+    kinds = [(each.shape, each.dtype) if type(each) is Tensor else each for each in (*inputs, *named.values())]
+    if not _KEEPS_GRAPHS or not all(kind is None or type(kind) is tuple for kind in kinds):
         cell.before_compiling()
         return nn.Cell.compile(cell, *inputs, **named)
-    known, graph = cell.known_graphs[0], (cell.phase, *kinds)
+    known, graph = cell.known_graphs[0], (cell.phase, *named, *kinds)
     name, *noted = known.get(graph, (None,))
     if name in cell.compile_cache:  # it is not after `ms_memory_recycle`
         cell.arguments_key, cell._has_mutable_args_list = noted
     else:
         cell.before_compiling()
-        nn.Cell.compile(cell, *inputs)
+        nn.Cell.compile(cell, *inputs, **named)
         name = getattr(cell, "current_phase", None)
         known[graph] = name, cell.arguments_key, cell._has_mutable_args_list
     return None

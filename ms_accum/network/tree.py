@@ -298,7 +298,7 @@ def check_weight(owner: str, value: Any) -> Tensor:
         raise ValueError(f"For '{owner}', 'weight' must be a number >= 0, but got {value}.")
     if isinstance(value, ms.Tensor) and value.size != 1:
         raise ValueError(f"For '{owner}', 'weight' must be one number, but got a Tensor of shape {value.shape}.")
-    return value
+    return ops.reshape(value, ()) if isinstance(value, ms.Tensor) and value.shape else value
 
 
 def check_dense(owner: str, network: nn.Cell, parameters: tuple) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from itertools import accumulate
 
 import numpy as np
 from mindspore import Parameter, nn
@@ -14,29 +15,33 @@ from .parameters import as_array, copies_of, excluding, is_equal, restore
 
 # Larger Parameters are not copied before it is known that forwards change them; those of MindSpore's layers never are.
 _LARGE = 2**20
+_TOGETHER = 2**22
+"""int, the elements of the user's own Parameters that are copied in all windows, the smallest first."""
 
 
 class Undo:
     """Puts back what forwards have changed since the beginning of a window.
 
     Which Parameters of MindSpore's layers forwards change is known after the first window in each mode of the layers;
-    mostly there are none. The user's own may change in any window, and are remembered in all.
+    mostly there are none. The user's own may change in any window, and small ones are remembered in all.
 
     Args:
-        network (Optional[Cell]): the network.
+        network (Cell): the network.
         trained (Iterable[Parameter]): its trained Parameters, which forwards do not change.
-        counters (Iterable[Parameter]): more Parameters that they do change. Default: none.
+        runs_again (bool): whether forwards of a window may run again after `undo`, so that all of them are copied.
     """
 
-    def __init__(self, network: nn.Cell | None, trained: Iterable[Parameter], counters: Iterable[Parameter] = ()):
-        found = [] if network is None else [each for _, each in reached(network)]
+    def __init__(self, network: nn.Cell, trained: Iterable[Parameter], *, runs_again: bool):
+        found = [each for _, each in reached(network)]
         self._layers = [each for each in found if isinstance(each, nn.Cell)]
         of_layers = _in_layers(self._layers)
         used = excluding((each for each in found if isinstance(each, Parameter)), trained)
         self._untrained = excluding(used, [each for each in of_layers if each.size > _LARGE])
-        own = [each for each in excluding(self._untrained, of_layers) if each.size <= _LARGE]
+        self._large = [] if runs_again else [each for each in self._untrained if each.size > _LARGE]
         self._modes: list[bool] = []
-        self._changing = [*counters, *own]
+        own = sorted(excluding(self._untrained, of_layers), key=lambda each: each.size)
+        totals = accumulate(each.size for each in own)
+        self._changing = [each for each, total in zip(own, totals) if each.size <= _LARGE and total <= _TOGETHER]
         self._is_known = False
         self._copies: list[tuple[Parameter, np.ndarray]] = []
         self._digests: list[tuple[Parameter, bytes]] = []
@@ -48,11 +53,14 @@ class Undo:
         self._modes = modes
         remembered = [*self._changing]
         if not self._is_known:
-            small = [each for each in self._untrained if each.size <= _LARGE]
-            remembered += excluding(small, self._changing)
-            large = [each for each in self._untrained if each.size > _LARGE]
-            self._digests = [(each, _digest(each)) for each in excluding(large, self._changing)]
+            remembered += excluding(self._untrained, [*self._changing, *self._large])
+            self._digests = [(each, _digest(each)) for each in excluding(self._large, self._changing)]
         self._copies = copies_of(remembered)
+
+    @property
+    def is_sure(self) -> bool:
+        """bool, whether `undo` puts back all that this window may change."""
+        return not self._digests
 
     def learn(self) -> None:
         """Note what the window has changed, which is all that is remembered from now on."""

@@ -1,1 +1,1 @@
-"""The host: data, window, record, callbacks and states, from one micro-batch to the next."""
+"""The host: data, window, record, callbacks and states, from one window to the next."""

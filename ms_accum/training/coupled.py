@@ -27,7 +27,7 @@ from ..network.generators import random_layers
 from ..network.held import held
 from ..network.parameters import as_array
 from ..ranks.group import Group, gather_rows, is_first
-from .shares import Inputs, Shared
+from .shares import Inputs, Result, Shared
 
 _OWNER = "CoupledLoss"
 _DRIVER = "GradientAccumulation"
@@ -279,15 +279,10 @@ class Coupled:
         bad = [] if math.isfinite(self._loss) else [part.number for part in window.parts]
         return np.array([self._loss if is_first(self._group) else 0.0]), bad
 
-    def loss(self, sums: np.ndarray, window: Shared) -> float:
+    def result(self, sums: np.ndarray, window: Shared) -> Result:
         """Return the window's loss."""
         del window
-        return float(sums[0])
-
-    def terms(self, sums: np.ndarray, window: Shared) -> dict[str, float]:
-        """Return the means of the loss's terms: it is one."""
-        del sums, window
-        return {}
+        return float(sums[0]), {}
 
     def _first_pass(self, micro_batch: tuple) -> list[np.ndarray]:
         """Run the first pass of a micro-batch."""

@@ -186,6 +186,7 @@ class Evaluation:
         if self._metrics and self._objective.loss_fn is None:
             with training_mode(self._cell, False), restoring_generators():
                 self._run_batch(first)
+        self._objective.columns.ran()  # later errors have other causes
 
     def _run_batch(self, columns: tuple) -> tuple[Any, tuple]:
         """Return the loss of a batch, or its terms, and the network's output, if there is one."""

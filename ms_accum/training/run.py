@@ -1,4 +1,4 @@
-"""A run of the driver, from one micro-batch to the next: data, window, record, callbacks, states."""
+"""A run of the driver, from one window to the next: data, window, record, callbacks, states."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from ..engine.config import WindowConfig
 from ..engine.loss_scale import own_scale
 from ..engine.window import Window
 from ..network.compiled import Compiled, branch, call, in_graphs
+from ..network.held import held
 from .shares import Inputs
 
 _GOES_ON, _ENDS = Tensor(False), Tensor(True)
@@ -54,8 +55,8 @@ class ByCalls:
         self._forward_backward = TrainForwardBackward(network, optimizer, window, own_scale(optimizer))
         self.optim, self._clear = TrainOptim(optimizer, window), TrainClear(window)
         self._add_and_end: AddAndEnd | None = None
-        if config.group is None and config.scale.value is None:
-            self._add_and_end = AddAndEnd(network, window, self.optim)
+        if config.ends_in_graph:
+            self._add_and_end = AddAndEnd(self._forward_backward, self.optim)
         self._add_zeros = None if window.sum_over_ranks is None else _AddZeros(window)
 
     def add(self, inputs: Sequence[Inputs], *, ends: bool, stops: Callable[[], bool]) -> Added | None:
@@ -88,8 +89,7 @@ class ByCalls:
 
     def end(self, losses: np.ndarray) -> tuple:
         """Update and clear; return whether the optimizer was called, the norm, and the sum of `losses` over ranks."""
-        config = self.window.config
-        if config.group is None and config.scale.value is None:
+        if self._add_and_end is not None:
             return (*self.optim(), None)
         return self.optim(Tensor(losses.astype(np.float32)))
 
@@ -102,9 +102,8 @@ class AddAndEnd(Compiled):
     """Add a micro-batch to a window, and end the window if it is the last.
 
     Args:
-        network (Cell): returns a micro-batch's loss from its inputs.
-        window (Window): the window.
-        optim (TrainOptim): the Cell that ends it.
+        forward_backward (TrainForwardBackward): the Cell that adds a micro-batch.
+        optim (TrainOptim): the Cell that ends the window.
 
     Inputs:
         - **last** (Tensor) - whether the window ends with it.
@@ -114,11 +113,12 @@ class AddAndEnd(Compiled):
         tuple[Tensor], the loss of the micro-batch; whether the parameters were updated, and the norm before clipping.
     """
 
-    def __init__(self, network: nn.Cell, window: Window, optim: TrainOptim):
-        config = window.config
-        super().__init__(config.owner, config.compiles, network, config.optimizer)
-        self.forward_backward = _without_branch(network, window)
-        self.optim, self.window = optim, window
+    def __init__(self, forward_backward: TrainForwardBackward, optim: TrainOptim):
+        window = forward_backward.window
+        network, optimizer = forward_backward.loss_and_gradients.network, window.config.optimizer
+        super().__init__(window.config.owner, window.config.compiles, network, optimizer)
+        forward_backward.through_branch = None  # this graph has one
+        self.forward_backward, self.optim, self.window = forward_backward, optim, window
         self.before_compiling = window.boundary.find_touched
 
     def construct(self, last: Any, weight: Any, *inputs: Any) -> Any:
@@ -127,14 +127,6 @@ class AddAndEnd(Compiled):
         if self.window.boundary.touch(last):
             updated, norm = self.optim()
         return loss, updated, norm
-
-
-def _without_branch(network: nn.Cell, window: Window) -> TrainForwardBackward:
-    """Return the first Cell, for a graph that has a branch already."""
-    optimizer = window.config.optimizer
-    cell = TrainForwardBackward(network, optimizer, window, own_scale(optimizer))
-    cell.through_branch = None
-    return cell
 
 
 class _AddZeros(Compiled):
@@ -257,9 +249,10 @@ class Loop(Compiled):
     """
 
     def __init__(self, window: Window, network: nn.Cell, optim: TrainOptim):
-        config = window.config
-        super().__init__(config.owner, config.compiles, network, config.optimizer)
-        self.forward_backward = _without_branch(network, window)
+        config, optimizer = window.config, window.config.optimizer
+        super().__init__(config.owner, config.compiles, network, optimizer)
+        self.forward_backward = TrainForwardBackward(network, optimizer, window, own_scale(optimizer))
+        self.forward_backward.through_branch = None  # this graph has one
         self.optim, self.window = optim, window
         self.has_terms = self.forward_backward.loss_and_gradients.has_terms
         self.touched: tuple = ()
@@ -268,7 +261,7 @@ class Loop(Compiled):
     def _find_touched(self) -> None:
         self.window.boundary.find_touched()
         network = self.forward_backward.loss_and_gradients.network
-        used = (*self.window.boundary.touched, *network.get_parameters())
+        used = (*self.window.boundary.touched, *(parameter for _, parameter in held(network)))
         # Not as a Cell's attribute: MindSpore would compare names, and a replaced Parameter may have that of another.
         object.__setattr__(self, "touched", tuple({id(parameter): parameter for parameter in used}.values()))
 
@@ -299,7 +292,7 @@ class Loop(Compiled):
 
 def loops(network: nn.Cell, config: WindowConfig, columns: Sequence[Tensor]) -> bool:
     """Return whether windows of a network are run in loops: where this has been measured, and was faster."""
-    if config.group is not None or config.scale.value is not None or not in_graphs(config.compiles):
+    if not config.ends_in_graph or not in_graphs(config.compiles):
         return False
     parameters = sum(parameter.nbytes for parameter in config.parameters)
     is_bfloat16 = any(column.dtype == ms.bfloat16 for column in columns)

@@ -17,6 +17,7 @@ from ..loss.objective import Objective
 from ..loss.terms import Terms, shares, summed
 from ..ranks.group import Group, gather_numbers
 
+Result = tuple[float, Mapping[str, float]]  # of a window: the loss, and the means of its terms, if it has several
 Inputs = tuple[Union[float, None], tuple]  # of a micro-batch: a factor of its loss or gradients, and of the network
 
 
@@ -133,15 +134,10 @@ class OneLoss:
             sums += (float(loss) / window.divisors[0] if self._summing else share * float(loss), share)
         return sums, bad
 
-    def loss(self, sums: np.ndarray, window: Shared) -> float:
+    def result(self, sums: np.ndarray, window: Shared) -> Result:
         """Return the window's loss from the sums over the ranks."""
         del window
-        return float(sums[0] / sums[1]) if sums[1] else math.nan
-
-    def terms(self, sums: np.ndarray, window: Shared) -> Mapping[str, float]:
-        """Return the means of the loss's terms: it is one."""
-        del sums, window
-        return {}
+        return float(sums[0] / sums[1]) if sums[1] else math.nan, {}
 
 
 class SeveralTerms:
@@ -186,12 +182,9 @@ class SeveralTerms:
             sums += np.asarray(loss[1:], np.float64)
         return sums, bad
 
-    def loss(self, sums: np.ndarray, window: Shared) -> float:
-        """Return the window's loss from the sums over the ranks."""
-        with np.errstate(invalid="ignore"):
-            return float(self._coefficients @ sums) if window.divisors.any() else math.nan
-
-    def terms(self, sums: np.ndarray, window: Shared) -> Mapping[str, float]:
-        """Return the mean of each term over what it counts; not of those that count nothing."""
+    def result(self, sums: np.ndarray, window: Shared) -> Result:
+        """Return the window's loss from the sums over the ranks, and the mean of each term that counts something."""
         means = zip(self._terms.names, sums, window.divisors)
-        return {name: float(mean) for name, mean, divisor in means if divisor}
+        with np.errstate(invalid="ignore"):
+            loss = float(self._coefficients @ sums) if window.divisors.any() else math.nan
+        return loss, {name: float(mean) for name, mean, divisor in means if divisor}

@@ -10,7 +10,7 @@ from typing import Any, Callable, NamedTuple
 
 import mindspore as ms
 import numpy as np
-from mindspore import Tensor, ops
+from mindspore import Parameter, Tensor, ops
 
 from .. import _check
 from ..engine.cells import check_network
@@ -22,7 +22,7 @@ from ..loss.objective import Objective
 from ..network.compiled import in_graphs
 from ..network.optimizers import LearningRate, check_scheduler, inner_of, is_sharded, kind_of, warn_if_no_gradient
 from ..network.out_of_memory import memory_advice
-from ..network.parameters import unique_name
+from ..network.parameters import copies_of, restore, unique_name
 from ..network.runtime import tune
 from ..network.undo import Undo
 from ..ranks.agreement import begin_together, name_of
@@ -152,8 +152,8 @@ class Step:
         self._network = objective.forward
         self._losses = self._losses_of(objective)
         self._learning_rate = LearningRate(self.optimizer)
-        self._undo = Undo(objective.forward, config.parameters)
-        self._undo_counts = Undo(None, (), () if config.skips is None else config.skips.changed)
+        self._undo: Undo
+        self._counts: list[tuple[Parameter, np.ndarray]] = []
         self._runners: dict[bool, Any] = {}
 
     def _losses_of(self, objective: Objective) -> Any:
@@ -169,7 +169,9 @@ class Step:
     def open(self, size: int | None) -> None:
         """Prepare for windows of this size; 0 if it changes, None if each batch is a window."""
         check_not_applied(self.config.owner, self.config.ema)
-        self._undo = Undo(self.objective.forward, self.config.parameters)  # layers may have been frozen until now
+        runs_again = self.is_coupled or self._losses.runs_again
+        # Layers may have been frozen until now.
+        self._undo = Undo(self.objective.forward, self.config.parameters, runs_again=runs_again)
         self._size = size
         self._shapes = Shapes(self.config.owner) if in_graphs(self.config.compiles) else None
         self.skipped_in_a_row = 0
@@ -211,8 +213,7 @@ class Step:
                 self._discard()
                 return None
             updated, norm, sums, window, bad = ran
-        loss = math.nan if sums is None else self._losses.loss(sums, window)
-        terms = {} if sums is None else self._losses.terms(sums, window)
+        loss, terms = (math.nan, {}) if sums is None else self._losses.result(sums, window)
         self.updated = updated
         self.updates += updated
         self.skipped += not updated
@@ -229,16 +230,17 @@ class Step:
     def _run(self, window: Shared, stops: Callable[[], bool]) -> tuple | None:
         """Run the micro-batches and the end of a window."""
         self._undo.begin()
-        self._undo_counts.begin()
+        skips = self.config.skips
+        self._counts = [] if skips is None else copies_of(skips.changed)
         inputs = self._losses.inputs(window)
-        runner, skips = self._runner(inputs), self.config.skips
+        runner = self._runner(inputs)
         if skips is not None and self.objective.reduction == "sum":
             for _ in range(window.empty):
                 skips.pass_over()
         left_out: list[int] = []
         may_run_again = self._losses.runs_again and not isinstance(runner, WithoutSums)
         while True:
-            added = runner.add(inputs, ends=not may_run_again, stops=stops)
+            added = runner.add(inputs, ends=not may_run_again, stops=stops if self._undo.is_sure else never)
             if added is None:
                 return None
             runner.pass_over(window.longest - len(inputs))
@@ -296,7 +298,7 @@ class Step:
             runner.clear()
         has_not_updated = self._optimizer_steps() == self._steps_before + self.updates
         self.can_save = self._undo.undo() and has_not_updated and self.group is None
-        self._undo_counts.undo()
+        restore(self._counts)
 
     @property
     def counters(self) -> dict[str, int]:

@@ -146,6 +146,8 @@ def test_graph_is_looked_up_once_for_inputs_of_a_kind(monkeypatch):
     for number, call in enumerate(calls, 1):
         results = [float(call().asnumpy().max()) for _ in range(3)]
         assert results == [1.0 if number == 3 else 4.0 if number == 4 else 2.0] * 3 and len(looked_up) == number
+    for _ in range(3):
+        assert float(cell(rows, (True,), factor=two).asnumpy().max()) == 4.0 and len(looked_up) == 5
     part.set_train()
     assert {float(each) for each in calls[0]().asnumpy().ravel()} <= {0.0, 4.0} and len(looked_up) == 6
     part.set_train(False)

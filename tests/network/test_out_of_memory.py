@@ -47,7 +47,11 @@ def test_other_errors_are_not_recognized(error):
 @pytest.mark.parametrize(("rows", "window", "half", "doubled"), [(32, 4, 16, 8), (33, 1, 16, 3), (2, 5, 1, 10)])
 def test_advice_keeps_effective_batch(rows, window, half, doubled):
     advice = memory_advice(MemoryError(), rows, window)
-    assert f"use micro-batches of {half} and 'mini_steps' {doubled}," in advice and "\n" not in advice
+    assert f"use micro-batches of {half} in windows of {doubled}," in advice and "\n" not in advice
+
+
+def test_advice_for_windows_of_changing_size_names_none():
+    assert "use micro-batches of 16, or let" in memory_advice(MemoryError(), 32, 0)
 
 
 def test_advice_for_micro_batch_of_one_row():

@@ -34,8 +34,8 @@ class Queue(nn.Cell):
         return float(self.buffer.asnumpy()[0])
 
 
-def undo_of(network):
-    return Undo(network, network.trainable_params())
+def undo_of(network, *, runs_again=False):
+    return Undo(network, network.trainable_params(), runs_again=runs_again)
 
 
 @pytest.fixture(params=[False, True], ids=["small", "large"])
@@ -62,10 +62,19 @@ def test_large_change_of_the_first_window_is_told(is_large):
     changes = undo_of(network)
     changes.begin()
     network.advance()
+    assert changes.is_sure != is_large
     assert changes.undo() != is_large and network.first == float(is_large)
     changes = undo_of(network)
     changes.begin()
     assert changes.undo()
+
+
+def test_what_runs_again_has_a_copy_of_all(is_large):
+    network = Queue(16)
+    changes = undo_of(network, runs_again=True)
+    changes.begin()
+    network.advance()
+    assert changes.is_sure and changes.undo() and network.first == 0.0
 
 
 def test_another_mode_of_a_layer_is_another_beginning():

@@ -13,7 +13,7 @@ from pathlib import Path
 import mindspore as ms
 import numpy as np
 import pytest
-from mindspore import nn
+from mindspore import nn, ops
 from mindspore.dataset import NumpySlicesDataset
 from mindspore.train import Callback, LambdaCallback
 
@@ -21,6 +21,7 @@ from conftest import running_in
 from helpers import Recorder
 from model_zoo import create_dataset
 from ms_accum import Checkpointer, CheckpointError, GradientAccumulation, Stopped, replace_dropout
+from ms_accum.network import undo
 from ms_accum.saving import training_state
 from ms_accum.training import runners
 from reference import digest
@@ -57,6 +58,28 @@ def arrays_of(path):
 def test_stopping_at_every_position_changes_no_byte(tmp_path, window, tail, step):
     """Wherever a run stops, its state is that of its last window's end, from which another goes on to the end."""
     check_every_stop(tmp_path, window, tail, step)
+
+
+class Queue(nn.Cell):
+    """A network that counts its forwards in a buffer of its own, and divides by them."""
+
+    def __init__(self, features):
+        super().__init__()
+        self.dense = nn.Dense(features, 10, weight_init="ones", has_bias=False)
+        self.buffer = ms.Parameter(ms.Tensor(np.ones(16), ms.float32), name="buffer", requires_grad=False)
+
+    def construct(self, x):
+        return self.dense(x) / ops.assign_add(self.buffer, ops.ones_like(self.buffer))[0]
+
+
+def test_stop_in_a_window_that_can_not_be_put_back_waits_for_its_end(tmp_path, monkeypatch):
+    """Of large buffers there are no copies in the first window."""
+    monkeypatch.setattr(undo, "_LARGE", 8)
+    monkeypatch.setattr(runners, "_MOST", 1)  # micro-batches in a graph
+    expected = Run(make_network=Queue).train(numbers(), 4).left
+    for stop in range(4, 9):  # while the window is read and run
+        folder = tmp_path / str(stop)
+        check_same(stopped_and_resumed(folder, [stop], lambda: Run(make_network=Queue), numbers, 4), expected)
 
 
 @pytest.mark.usefixtures("graph_mode")

@@ -139,6 +139,22 @@ def test_dropout_counts_once_also_after_a_window_of_which_all_is_left_out():
     assert model.left_out == 3 and int(counter.asnumpy()) == 1
 
 
+class LastIsNan(terms.Loss):
+    """NaN in the last term only."""
+
+    def construct(self, logits, labels):
+        of_terms = super().construct(logits, labels)
+        return {"entropy": of_terms["entropy"], "ce": of_terms["ce"], "size": of_terms["size"] * np.nan}
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_term_that_is_nan_is_no_overflow(size):
+    network, scaler = terms.Net(), amp.DynamicLossScaler(2.0**10, 2, 100)
+    model = driver(network, LastIsNan(), loss_scale=scaler)
+    run(model, DATA[3:], size)
+    assert (model.overflows, model.loss_scale, model.updates) == (0, 2.0**10, 0)
+
+
 @pytest.mark.parametrize("policy", ["skip_window", "skip_micro"])
 def test_window_of_which_all_overflows_lowers_the_scale(policy):
     network, scaler = terms.Net(), amp.DynamicLossScaler(2.0**30, 2**20, 100)
