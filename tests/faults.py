@@ -962,7 +962,7 @@ FAULTS = {
         "training/runners.py",
         "*(parameter for _, parameter in held(network))",
         "*network.get_parameters()",
-        "test_late_values.py::test_values_that_are_set_later_are_used[compiled-driver]",
+        "test_late_values.py::test_values_that_are_set_later_are_used[driver]",
     ),
     "a weight of one element keeps its shape": Fault(
         "network/tree.py",
