@@ -101,12 +101,13 @@ def main(argv: Sequence[str]) -> None:
             ckpt_path=folder.model,
             checkpointer=states,
         )
+        # The model is saved by now. With --ema the one that is saved and evaluated has the average of the weights.
+        with averaged(model.ema):
+            if folder.writes:
+                save_model(network, folder.model)
+                write_json(f"{folder.model}.json", task.record)  # yours: take it out, if you do not use eval.py
 
-    # The model is saved by now. With --ema the one that is evaluated and saved has the average of the weights.
     with averaged(model.ema):
-        if folder.writes:
-            save_model(network, folder.model)
-            write_json(f"{folder.model}.json", task.record)  # yours: take it out, if you do not use eval.py
         result = task.evaluate(network, test)  # yours
     show("model file", folder.model)
     print(f"============== {result} ==============")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ._check import DataError as DataError
     from .data.dataset import create_dataset as create_dataset
-    from .data.download import DEFAULT_URL as DEFAULT_URL
     from .data.download import DOWNLOADS as DOWNLOADS
     from .data.download import download_cifar10 as download_cifar10
     from .data.download import download_mnist as download_mnist
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from .small_resnet import SmallResNet as SmallResNet
 
 _MODULES = {
-    "DEFAULT_URL": "data.download",
     "DOWNLOADS": "data.download",
     "DataError": "_check",
     "GPT": "gpt",

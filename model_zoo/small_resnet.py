@@ -21,12 +21,10 @@ class SmallResNet(nn.Cell):
 
     A convolution with 32 channels at 32 pixels, then three stages of one residual block, with 48, 96 and 192 channels
     at 16, 8 and 4 pixels. The weights of the convolutions are standardized, and there is no BatchNorm behind them: no
-    row's output depends on another row, so accumulated gradients equal those of the big batch. With ``norm="batch"`` it
-    has BatchNorm, for comparison.
+    row's output depends on another row, so accumulated gradients equal those of the big batch.
 
     Args:
         num_class (int): The number of classes. Default: ``10``.
-        norm (str): ``"none"`` or ``"batch"``. Default: ``"none"``.
 
     Inputs:
         - **x** (Tensor) - Images, float32 of shape (N, 3, 32, 32).
@@ -36,7 +34,7 @@ class SmallResNet(nn.Cell):
 
     Raises:
         TypeError: If `num_class` is not an int.
-        ValueError: If `num_class` is less than 1, or `norm` is neither ``"none"`` nor ``"batch"``.
+        ValueError: If `num_class` is less than 1.
 
     Supported Platforms:
         ``CPU`` (``GPU`` and ``Ascend``: not run here)
@@ -47,15 +45,12 @@ class SmallResNet(nn.Cell):
         1096970
     """
 
-    def __init__(self, num_class: int = 10, norm: str = "none") -> None:
+    def __init__(self, num_class: int = 10) -> None:
         super().__init__()
         num_class = check_int("SmallResNet", "num_class", num_class, low=1)
-        if norm not in ("none", "batch"):
-            raise ValueError(f"For 'SmallResNet', 'norm' must be 'none' or 'batch', but got {norm!r}.")
-        convolution = _Standardized if norm == "none" else _normalized
-        channels, cells = _STEM, [convolution(3, _STEM, 1), nn.ReLU()]
+        channels, cells = _STEM, [_Standardized(3, _STEM, 1), nn.ReLU()]
         for out in _WIDTHS:
-            cells += [convolution(channels, out, 2), nn.ReLU(), _Block(out, convolution)]
+            cells += [_Standardized(channels, out, 2), nn.ReLU(), _Block(out)]
             channels = out
         self.stages = nn.SequentialCell(*cells)
         self.pool = ops.ReduceMean()
@@ -69,9 +64,9 @@ class SmallResNet(nn.Cell):
 class _Block(nn.Cell):
     """Two convolutions and the identity; the gain of the second convolution starts at 0."""
 
-    def __init__(self, channels: int, convolution: Any) -> None:
+    def __init__(self, channels: int) -> None:
         super().__init__()
-        self.first, self.second = convolution(channels, channels, 1), convolution(channels, channels, 1, 0.0)
+        self.first, self.second = _Standardized(channels, channels, 1), _Standardized(channels, channels, 1, 0.0)
         self.relu = nn.ReLU()
 
     def construct(self, x: Any) -> Any:
@@ -100,11 +95,3 @@ class _Standardized(nn.Cell):
         scale = self.gain * self.rsqrt(self.product(self.square(centred), self.sum) + 1e-4)
         weight = centred * self.product(scale, self.copy)
         return self.add(self.convolution(x, weight.reshape(self.shape)), self.bias)
-
-
-def _normalized(channels: int, out: int, stride: int, gain: float = 1.0) -> nn.Cell:
-    """Return a convolution followed by BatchNorm."""
-    init = HeNormal(mode="fan_out", nonlinearity="relu")
-    padding = {"pad_mode": "pad", "padding": 1}
-    convolution = nn.Conv2d(channels, out, 3, stride, **padding, has_bias=False, weight_init=init)
-    return nn.SequentialCell(convolution, nn.BatchNorm2d(out, gamma_init=gain))

@@ -20,31 +20,20 @@ LINE = 2000
 """int, the most characters of a complete line; paths are at most this long, or are cut."""
 
 
-def visible(text: str, allowed: str = "\n\t") -> str:
-    """Return a text in which each character can be seen, so that no terminal obeys it: ESC becomes the text ``\\x1b``.
-
-    Control and format characters, marks of direction, separators of lines, and halves of surrogate pairs are written as
-    in a Python string. Names and values of files, servers and archives are anybody's text.
-
-    Args:
-        text (str): the text.
-        allowed (str): the characters to leave as they are. Default: line ends and tabs.
-    """
-    if text.isprintable():
-        return text
-    shown = (character if _is_visible(character) or character in allowed else _escaped(character) for character in text)
-    return "".join(shown)
-
-
 def one_line(value: object, most: int = _MAX_LENGTH) -> str:
     """Return a value as one line of visible text, which is cut after `most` characters.
+
+    No terminal obeys it: ESC becomes the text ``\\x1b``. Control and format characters, marks of direction, separators of
+    lines, and halves of surrogate pairs are written as in a Python string. Names and values of files, servers and
+    archives are anybody's text.
 
     Args:
         value (object): a stranger's name or value, or a line that contains some.
         most (int): the most characters. Default: 200, for one value.
     """
     text = str(value)
-    return visible(text[:most], allowed="") + ("..." if len(text) > most else "")
+    shown = (character if _is_visible(character) else _escaped(character) for character in text[:most])
+    return "".join(shown) + ("..." if len(text) > most else "")
 
 
 def quantity(number: int, noun: str) -> str:

@@ -59,6 +59,7 @@ def _occurrences(
 
 # Compared by name, because the classes of `mindspore.mint` and of `nn` have no common base.
 _NAMES = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"}
+_BATCH_NORM = "BatchNorm layers of mindspore.nn"
 _WITH_PARAMETERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)  # a BatchNorm3d contains a BatchNorm2d
 
 
@@ -127,14 +128,16 @@ def batch_to_group_norm(network: nn.Cell, groups: int = 32) -> nn.Cell:
     """
     owner = "batch_to_group_norm"
     largest = _check.positive_int(owner, "groups", groups)
-    _check_contains(owner, network, "Make a GroupNorm instead.")
+    _check.instance(owner, "network", network, nn.Cell, "a Cell")
+    if _is_batch_norm(network):
+        _reject_layer(owner, network, "BatchNorm", "Make a GroupNorm instead.")
     for name, cell in network.cells_and_names():  # before any layer is replaced
         if isinstance(cell, nn.BatchNorm1d) and cell.num_features == 1:
             rule = "without a BatchNorm1d of one channel"
             remedy = "It would give zeros. Use freeze_batch_norm, or remove the layer."
             _check.raise_invalid(ValueError, owner, "network", rule, f"'{name}'", remedy)
     if not replace_layers(network, _is_batch_norm, lambda layer, number: _group_norm(layer, largest)):
-        _raise_no_batch_norm(owner, network)
+        _raise_none(owner, network, _BATCH_NORM)
     return network
 
 
@@ -183,30 +186,26 @@ def freeze_batch_norm(network: nn.Cell) -> nn.Cell:
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
     layers = [cell for _, cell in network.cells_and_names() if isinstance(cell, _WITH_PARAMETERS)]
     if not layers:
-        _raise_no_batch_norm(owner, network)
+        _raise_none(owner, network, _BATCH_NORM)
     for layer in layers:
         layer.use_batch_statistics = False
     forget_graphs(network)
     return network
 
 
-def _check_contains(owner: str, network: Any, remedy: str) -> None:
-    """Raise an error if `network` is not a Cell, or is itself a BatchNorm, which can't be replaced in place."""
-    _check.instance(owner, "network", network, nn.Cell, "a Cell")
-    if _is_batch_norm(network):
-        rule = "one that contains BatchNorm layers"
-        _check.raise_invalid(TypeError, owner, "network", rule, type(network).__name__, remedy)
-
-
 def _is_batch_norm(cell: Any) -> bool:
     return isinstance(cell, (*_WITH_PARAMETERS, nn.BatchNorm3d))
 
 
-def _raise_no_batch_norm(owner: str, network: nn.Cell) -> NoReturn:
-    rule = "one with BatchNorm layers of mindspore.nn"
-    _check.raise_invalid(
-        ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call."
-    )
+def _reject_layer(owner: str, layer: nn.Cell, kind: str, remedy: str) -> NoReturn:
+    """Raise the error about a layer that is no network: it can't be replaced in place."""
+    rule = f"one that contains {kind} layers"
+    _check.raise_invalid(TypeError, owner, "network", rule, type(layer).__name__, remedy)
+
+
+def _raise_none(owner: str, network: nn.Cell, layers: str) -> NoReturn:
+    value = f"{type(network).__name__} without one"
+    _check.raise_invalid(ValueError, owner, "network", f"one with {layers}", value, "Leave out this call.")
 
 
 COUNTER = "dropout_counter"
@@ -336,10 +335,7 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
     owner = "replace_dropout"
     _check.instance(owner, "network", network, nn.Cell, "a Cell")
     if isinstance(network, _KINDS):
-        remedy = "Make a CountedDropout instead."
-        _check.raise_invalid(
-            TypeError, owner, "network", "one that contains Dropout layers", type(network).__name__, remedy
-        )
+        _reject_layer(owner, network, "Dropout", "Make a CountedDropout instead.")
     if seed is None:
         seed = ms.get_seed() or 0
     seed = int(_number_below(2**63, owner, "seed", seed))
@@ -350,10 +346,7 @@ def replace_dropout(network: nn.Cell, seed: int | None = None) -> nn.Cell:
         return CountedDropout(p, seed=seed, layer=layer)
 
     if not replace_layers(network, lambda cell: isinstance(cell, _KINDS), counted):
-        rule = "one with nn.Dropout or mint.nn.Dropout layers that are not yet replaced"
-        _check.raise_invalid(
-            ValueError, owner, "network", rule, f"{type(network).__name__} without one", "Leave out this call."
-        )
+        _raise_none(owner, network, "nn.Dropout or mint.nn.Dropout layers that are not yet replaced")
     return network
 
 

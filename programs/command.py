@@ -27,7 +27,7 @@ class FlagError(Exception):
     code = 2
 
 
-class Interrupted(Exception):
+class Interrupted(BaseException):  # what catches an Exception must not take it for its own
     """Raised when a signal has ended a run, whose state is saved: exit code 128 + number, so 129, 130 or 143."""
 
     def __init__(self, number: int, details: object):
@@ -54,7 +54,7 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None
         try:
             main(argv)
             sys.stdout.flush()
-        except Exception as error:
+        except (Exception, Interrupted) as error:
             if debug:
                 traceback.print_exc()
             is_nameless = isinstance(error, OSError) and error.errno is not None and error.filename is None
@@ -64,7 +64,7 @@ def run(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None
     return 0
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """Return an error as one line: MindSpore's errors have a C++ call stack after the first one."""
     if isinstance(error, ModuleNotFoundError):
         return f"the package '{error.name}' is missing. Run: pip install -r requirements.txt"

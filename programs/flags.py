@@ -216,6 +216,8 @@ def training_flags(argv: Sequence[str], *, own: bool = False) -> argparse.Namesp
     parser.add({**flags, "config": Flag(PATH, text), **PROGRAM})
     given = parser.parse_args(argv)
     folder = resumed_folder(given.output_dir) if given.resume else None
+    if folder is not None and given.config is not None:
+        raise FlagError(f"argument --config: the run in '{folder}' has its flags there; leave it out")
     known = {name: flag for name, flag in IN_CONFIG.items() if not (own and name in _CHOOSE_OURS)}
     in_file = _in_file(given.config, known) if folder is None else _of_run(folder)
     model_of_run = in_file.ckpt_path

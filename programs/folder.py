@@ -16,16 +16,13 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ms_accum.saving.files import check_own, is_still, remove_leftovers, states_in, write_bytes
+from ms_accum.saving.files import Lock, check_own, remove_leftovers, states_in, write_bytes
 
 from .command import FlagError
 
 if TYPE_CHECKING:
-    from filelock import FileLock
-
     from ms_accum import Group
 
 RUNS, CONFIG, METRICS, STATES, MODEL = "runs", "config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"
@@ -41,17 +38,15 @@ class Folder(NamedTuple):
     model: str
     metrics: str
     states: str
-    locks: Sequence[FileLock] = ()
-    """Sequence[FileLock], those of the folder and the model, in the process that writes there."""
-    locked: Mapping[str, os.stat_result] = MappingProxyType({})
-    """Mapping[str, stat_result], the files of the locks by their paths."""
+    locks: Sequence[Lock] = ()
+    """Sequence[Lock], those of the folder and the model, in the process that writes there."""
 
     def check(self) -> None:
         """Raise an error if the folder was moved or removed: another run may be at its path by now."""
-        for path, status in self.locked.items():
-            if not is_still(path, status):
+        for lock in self.locks:
+            if not lock.is_in_place():
                 fault = "was moved or removed while the run was using it; nothing more is written"
-                raise RuntimeError(f"the folder '{os.path.dirname(path)}' {fault}")
+                raise RuntimeError(f"the folder '{os.path.dirname(lock.path)}' {fault}")
 
     @property
     def writes(self) -> bool:
@@ -69,20 +64,21 @@ def open_folder(args: argparse.Namespace, group: Group) -> Folder:
     """
     from ms_accum import total
 
-    number, locks, error = 0, [], None
+    number, locks = 0, []
+    error: Exception | None = None
     if group.rank == 0:
         try:
             number = 1 if args.output_dir else _new_run()
             locks = _claim(args, _paths(args, number))
         except (FlagError, OSError, RuntimeError) as raised:
             number, error = 0, raised
-    (number,) = total([number], group if group.size > 1 else None)  # also after an error: the other ranks wait for it
+    # Also after an error: the other ranks wait for it, and end with the same exit code.
+    number, of_flags = total([number, isinstance(error, FlagError)], group)
     if error is not None:
         raise error
     if not number:
-        raise RuntimeError("rank 0 can't use the folder of the run")
-    locked = {path: os.stat(path) for path in (os.path.abspath(lock.lock_file) for lock in locks)}
-    return _paths(args, number)._replace(locks=locks, locked=locked)
+        raise (FlagError if of_flags else RuntimeError)("rank 0 can't use the folder of the run")
+    return _paths(args, number)._replace(locks=locks)
 
 
 def _paths(args: argparse.Namespace, number: int) -> Folder:
@@ -91,7 +87,7 @@ def _paths(args: argparse.Namespace, number: int) -> Folder:
     return Folder(path, args.ckpt_path or model, metrics, states)
 
 
-def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
+def _claim(args: argparse.Namespace, folder: Folder) -> list[Lock]:
     """Lock a folder and the model until the process ends, however it ends."""
     os.makedirs(folder.path, exist_ok=True)
     check_own(*(os.path.join(folder.path, name) for name in OWN))
@@ -117,16 +113,11 @@ def _claim(args: argparse.Namespace, folder: Folder) -> list[FileLock]:
     return locks
 
 
-def _locked(path: str, used: str) -> FileLock:
+def _locked(path: str, used: str) -> Lock:
     """Return a lock, or raise the error that another process holds it."""
-    from filelock import FileLock, Timeout
-
-    check_own(path, in_place=True)
-    lock = FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise RuntimeError(used) from error
+    lock = Lock(path)
+    if not lock.take():
+        raise RuntimeError(used)
     return lock
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, TextIO
 
+import numpy as np
 from mindspore.train import Callback, RunContext
 
 from ms_accum import Checkpointer
@@ -78,7 +79,8 @@ class MetricsFile(Callback):
 
     def on_eval_end(self, run_context: RunContext) -> None:
         args = run_context.original_args()
-        results = {name: float(value) for name, value in args.eval_results.items()}
+        # Numbers, or arrays with one for each class.
+        results = {name: np.asarray(value).tolist() for name, value in args.eval_results.items()}
         self._write({"updates": args.updates, **results}, is_window=False)
 
     def __exit__(self, *error: object) -> None:

@@ -240,7 +240,7 @@ def _loaded(create: Any, args: argparse.Namespace, usage: str, rows: int, group:
 def facts_of(data: Any) -> dict[str, Any]:
     """Return what must be equal when a run is resumed, of the data sets of `model_zoo`; of others nothing is known."""
     source = source_of(data)
-    return {} if source is None else {"rows": source.rows, "data": source.fingerprint}
+    return {"rows": source.rows, "data": source.fingerprint} if hasattr(source, "fingerprint") else {}
 
 
 def source_of(data: Any) -> Any:

@@ -277,6 +277,3 @@ def _chunks(content: bytes) -> Iterator[np.ndarray]:
         chunk = content[start : start + _CHUNK_BYTES]
         size = max(_MIN_CHUNK_BYTES, 1 << (len(chunk) - 1).bit_length())
         yield np.frombuffer(chunk.ljust(size, b"\0"), np.float32)
-
-
-# Networks of Parameters

@@ -13,12 +13,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
-from filelock import FileLock, Timeout
-
 from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.group import Group
-from .files import absolute, check_own, is_still, number_of, remove_leftovers, states_in, write_whole
+from .files import Lock, absolute, number_of, remove_leftovers, states_in, write_whole
 from .training_state import CheckpointError, TrainingState, digest_of, most_bytes, read, write
 
 _OWNER = "Checkpointer"
@@ -68,7 +66,7 @@ class StateFolder:
         self.shown = os.fspath(path)
         """str, the path as the user gave it."""
         self._path = Path(absolute(path))
-        self._lock = FileLock(str(self._path / ".lock"))
+        self._lock = Lock(self._path / ".lock")
 
     def open(self) -> None:
         """Create the folder, and lock it.
@@ -78,13 +76,8 @@ class StateFolder:
             OSError: If its lock is a link.
         """
         self._path.mkdir(parents=True, exist_ok=True)
-        # Filelock before 3.20.1, which needs Python 3.10, empties the file to which a link leads.
-        check_own(self._lock.lock_file, in_place=True)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout as error:
-            raise FolderInUse(f"For '{_OWNER}', another run is using the folder '{self.shown}'.") from error
-        self._locked = os.stat(self._lock.lock_file)
+        if not self._lock.take():
+            raise FolderInUse(f"For '{_OWNER}', another run is using the folder '{self.shown}'.")
         self._highest = max(map(number_of, self.states()), default=0)
         remove_leftovers(self._path)
 
@@ -135,7 +128,7 @@ class StateFolder:
         return self._path / f"state-{self._highest:08}.safetensors"
 
     def _check_locked(self) -> None:
-        if is_still(self._lock.lock_file, self._locked):
+        if self._lock.is_in_place():
             return
         fault = f"the folder '{self.shown}' was removed while the run was using it; no state is saved"
         raise FolderInUse(f"For '{_OWNER}', {fault}. Another run may be using it now.")

@@ -35,11 +35,43 @@ def number_of(state: Path) -> int:
     return int(state.stem.partition("-")[2])
 
 
-def is_still(path: str | os.PathLike[str], status: os.stat_result) -> bool:
-    """Return whether a path leads to the file that had this status: its folder may have been moved or removed."""
-    with suppress(OSError):
-        return os.path.samestat(os.stat(path), status)
-    return False
+class Lock:
+    """A file that is locked while a run uses its folder, or a file beside it, and until the process ends.
+
+    Args:
+        path (str): the path of the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = os.path.abspath(path)
+
+    def take(self) -> bool:
+        """Lock the file; return False if another process has locked it.
+
+        Raises:
+            OSError: If it is a link, or can't be written.
+        """
+        from filelock import FileLock, Timeout
+
+        # Filelock before 3.20.1, which needs Python 3.10, empties the file to which a link leads.
+        check_own(self.path, in_place=True)
+        self._lock = FileLock(self.path)
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            return False
+        self._status = os.stat(self.path)
+        return True
+
+    def is_in_place(self) -> bool:
+        """Return whether its path still leads to the locked file: the folder may have been moved or removed."""
+        with suppress(OSError):
+            return os.path.samestat(os.stat(self.path), self._status)
+        return False
+
+    def release(self) -> None:
+        """Unlock the file."""
+        self._lock.release()
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:

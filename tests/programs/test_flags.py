@@ -18,7 +18,7 @@ from mindspore import nn
 from idx_files import write_mnist
 from model_zoo import GPT, LeNet5
 from model_zoo.data.sentences import sentences
-from ms_accum import own_group
+from ms_accum import TokenBatches, own_group
 from ms_accum.saving.training_state import CheckpointError, write_arrays
 from ms_accum.training.sizes import sizes_of, windows_by_epoch
 from programs.command import FlagError
@@ -630,3 +630,10 @@ def test_other_data_with_as_many_rows_are_told_apart():
         args = training_flags(["--dataset=text", f"--data_path={name}"])
         facts.append(facts_of(task_of(args).data("train", 2, own_group())))
     assert facts[0]["rows"] == facts[1]["rows"] and facts[0]["data"] != facts[1]["data"]
+
+
+def test_nothing_is_known_of_data_of_the_users_own():
+    pairs = [([1, 2, 3], [2, 3, 4])] * 4
+    packed = TokenBatches([np.zeros(each, np.int32) for each in (1, 2, 3)], 4)
+    generated = ms.dataset.GeneratorDataset(pairs, ["x", "y"])
+    assert facts_of(packed) == facts_of(generated) == facts_of(pairs) == {}

@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from mindspore.train import Callback
+from mindspore.train import Accuracy, Callback, Recall
 
 from ms_accum import Checkpointer
 from programs.metrics import MetricsFile
@@ -25,6 +25,13 @@ class Copies(Callback):
         self.made.append(shutil.copytree(self.folder, self.copies / str(len(self.made))))
 
     on_train_step_begin = on_train_step_end = on_eval_begin = on_eval_end = on_train_epoch_end = _copy
+
+
+def test_results_by_class_are_lists(tmp_path):
+    data, metrics = even(), MetricsFile(str(tmp_path / "metrics.jsonl"))
+    Run().train(data, 2, callbacks=[metrics], valid_dataset=data[:2], metrics={"recall": Recall(), "acc": Accuracy()})
+    *_, last = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert len(last["recall"]) == 10 and 0 <= last["acc"] <= 1
 
 
 def train(folder, *callbacks, **options):

@@ -23,9 +23,9 @@ from filelock import FileLock
 
 from ms_accum.network.compiled import debugs
 from ms_accum.saving.training_state import read
-from programs.command import SIGNALS, Interrupted, Signals, run
+from programs.command import SIGNALS, Interrupted, Signals, handled_by, interrupt, run
 from programs.folder import MODEL
-from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, said, start, train
+from running import QUICK, ROOT, error_of, evaluate, metrics_of, result_of, run_python, said, start, train
 
 LONG = (*QUICK, "--batch_size=32", "--epochs=4")  # 23 updates in an epoch
 
@@ -417,6 +417,51 @@ def test_full_disk_below_stdout_is_named(monkeypatch, capsys):
         os.dup2(1, full.fileno())  # or what waits in its buffer would fail again
         sys.stdout.close()
     assert error_of(capsys) == "stdout can't be written: No space left on device"
+
+
+def test_resumed_run_takes_no_file_of_flags(finished, capsys):
+    Path("flags.yaml").write_text("lr: 0.5\n")
+    assert train("--resume", f"--output_dir={finished}", "--config=flags.yaml") == 2
+    assert "argument --config: the run in" in error_of(capsys)
+
+
+def test_signal_is_no_error_of_what_it_interrupts(capsys):
+    """The package `download` takes an Exception for a failed download."""
+
+    def main(argv):
+        with handled_by(interrupt):
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            except Exception as error:
+                raise RuntimeError("failed") from error
+
+    assert run(main, []) == 143 and error_of(capsys) == "SIGTERM: nothing is changed"
+
+
+def test_signal_after_the_last_window_comes_after_the_record_of_the_model(tmp_path):
+    """Of the model that has the average of the weights."""
+    program = """if True:
+        import os, signal, sys
+        import train
+        from programs import command, folder
+        from ms_accum.saving import model_file
+
+        save = model_file.save_model
+
+        def interrupted(*arguments):
+            os.kill(os.getpid(), signal.SIGTERM)
+            save(*arguments)
+
+        model_file.save_model = interrupted  # the one of train.py
+        sys.exit(command.run(train.main, sys.argv[1:]))
+    """
+    done = run_python("-c", program, *QUICK, "--epochs=1", "--ema=0.5", cwd=tmp_path)
+    assert done.returncode == 143 and "the training is complete and saved" in done.stderr, done.stderr
+    folder = tmp_path / "runs/001"
+    assert Path(folder, f"{MODEL}.json").exists()
+    finished = Path(folder, MODEL).read_bytes()
+    assert run_python(ROOT / "train.py", "--resume", cwd=tmp_path).returncode == 0
+    assert Path(folder, MODEL).read_bytes() == finished
 
 
 def test_full_disk_below_stderr_does_not_change_the_exit_code(monkeypatch):
