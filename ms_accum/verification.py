@@ -25,6 +25,7 @@ from .network.generators import random_layers
 from .network.parameters import as_array, copies_of, restore
 from .network.training_mode import training_mode
 from .training.coupled import CoupledLoss
+from .training.sizes import rows_of
 
 _log = logging.getLogger("ms_accum")
 _OWNER = "verify"
@@ -132,10 +133,7 @@ def verify(
     batch = list(batch.values()) if isinstance(batch, Mapping) else batch
     columns = tuple(batch) if isinstance(batch, (tuple, list)) else (batch,)
     columns = tuple(column if isinstance(column, Tensor) else Tensor(column) for column in columns)
-    rows = columns[0].shape[0]
-    if any(column.shape[0] != rows for column in columns):
-        rule = "columns with the same number of rows"
-        _check.raise_invalid(ValueError, _OWNER, "batch", rule, sorted({column.shape[0] for column in columns}))
+    rows = rows_of(_check.Argument(_OWNER, "batch"), columns)
     if steps < 2 or rows < 2 * steps - 1:
         rule = f"from 2 to {(rows + 1) // 2}, so that {rows} rows can be split"
         _check.raise_invalid(ValueError, _OWNER, "gradient_accumulation_steps", rule, steps)

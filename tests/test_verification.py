@@ -266,9 +266,13 @@ def test_number_of_micro_batches_and_shortest_is_last():
         assert [row for (column,) in _split((np.arange(rows),), steps) for row in column] == list(range(rows))
 
 
-def test_columns_with_different_rows_are_rejected():
-    with pytest.raises(ValueError, match=r"For 'verify', 'batch' must be columns with the same .*, but got \[8, 24\]"):
+def test_columns_without_equal_numbers_of_rows_are_rejected():
+    with pytest.raises(ValueError, match=r"For 'verify', 'batch' must be tensors with the same .*, but got \[8, 24\]"):
         verify(dense(), cross_entropy(), (batch()[0], batch(8)[1]), 2)
+    with pytest.raises(ValueError, match="one row per sample, but got one that is a single number"):
+        verify(dense(), cross_entropy(), (batch()[0], Tensor(1, ms.int32)), 2)
+    with pytest.raises(ValueError, match="the same number of rows, but got none"):
+        verify(dense(), cross_entropy(), (), 2)
 
 
 # Losses of several terms

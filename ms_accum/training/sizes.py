@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from .. import _check
@@ -133,13 +133,18 @@ def split_batch(batch: Any, micro_batch_size: int) -> Iterator[tuple]:
         if not hasattr(column, "shape"):
             remedy = "Give its values: tuple(batch.values())." if isinstance(batch, Mapping) else ""
             argument.raise_invalid(TypeError, "tensors or arrays", type(column).__name__, remedy)
-        if not column.shape:
-            argument.raise_invalid(ValueError, "tensors with one row per sample", "one that is a single number")
+    starts = range(0, rows_of(argument, columns), size)
+    return (tuple(column[start : start + size] for column in columns) for start in starts)
+
+
+def rows_of(argument: _check.Argument, columns: Sequence[Any]) -> int:
+    """Return the number of rows of a batch, or raise an error if its columns do not all have it."""
+    if not all(column.shape for column in columns):
+        argument.raise_invalid(ValueError, "tensors with one row per sample", "one that is a single number")
     rows = {column.shape[0] for column in columns}
     if len(rows) != 1:
         argument.raise_invalid(ValueError, "tensors with the same number of rows", sorted(rows) or "none")
-    starts = range(0, rows.pop(), size)
-    return (tuple(column[start : start + size] for column in columns) for start in starts)
+    return rows.pop()
 
 
 def updates_per_epoch(micro_batches: int, mini_steps: int, tail: str = "flush", *, epoch: int | None = None) -> int:
