@@ -11,7 +11,7 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Callable
+from typing import Any, Callable
 
 _STAGING = ".saving-"
 _STATE = re.compile(r"state-([0-9]{8,})\.safetensors")
@@ -44,6 +44,7 @@ class Lock:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.path.abspath(path)
+        self._lock: Any = None
 
     def take(self) -> bool:
         """Lock the file; return False if another process has locked it.
@@ -70,8 +71,9 @@ class Lock:
         return False
 
     def release(self) -> None:
-        """Unlock the file."""
-        self._lock.release()
+        """Unlock the file, if it is locked."""
+        if self._lock is not None:
+            self._lock.release()
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:
