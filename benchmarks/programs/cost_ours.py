@@ -28,7 +28,7 @@ COLLABORATORS: dict[str, Callable[[], dict[str, Any]]] = {
     ", dynamic loss scale": lambda: {"loss_scale": amp.DynamicLossScaler(1024.0, 2, 1000)},
     ", average": lambda: {"ema": Ema(0.999)},
 }
-MANY = 25  # windows in a call
+_MANY = {"mlp50m": 3}  # windows in a call, where a window takes long
 _CE = networks_ms.loss()
 
 
@@ -112,17 +112,17 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
     optimizer = networks_ms.momentum(trained)
     forward = nn.WithLossCell(trained, networks_ms.loss())
     data = networks_ms.tensors(micro_batches(network, 8 if network == "transformer" else 32, window))
-    train = driver(trained, optimizer).train_process
+    train, many = driver(trained, optimizer).train_process, _MANY.get(network, 25)
     ours = _accumulating(forward, optimizer)
     plain, updating = Plain(forward, optimizer, False), Plain(forward, optimizer, True)
     without_branch = Plain(forward, optimizer, False, branched=False)
     windows = Windows(ours, data)
     without_operators = Windows(_with_mindspores_kernels(forward, optimizer), data)
     collaborating = {
-        f"windows{name}": (_windows(networks_ms.make(network), data, window, options()), MANY * window)
+        f"windows{name}": (_windows(networks_ms.make(network), data * many, window, options()), many * window)
         for name, options in COLLABORATORS.items()
     }
-    fits = {mode: _fit(networks_ms.make(network), data, window) for mode in _MODEL}
+    fits = {mode: _fit(networks_ms.make(network), data * many, window) for mode in _MODEL}
     # By name: what is run, and how many micro-batches that are.
     pieces: dict[str, tuple[Callable[[], Any], int]] = {
         "plain": (lambda: [plain(*data[0]) for _ in range(_ADDED)][-1], _ADDED),
@@ -135,13 +135,13 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
         **collaborating,
         **{
             f"windows, {name}": (
-                _windows(networks_ms.make(network), data, window, {"check": "off", **of_terms}),
-                MANY * window,
+                _windows(networks_ms.make(network), data * many, window, {"check": "off", **of_terms}),
+                many * window,
             )
             for name, of_terms in TERMS.items()
         },
-        "windows, default mode": (_windows(networks_ms.make(network), data, window, {}), MANY * window),
-        **{name: (fit, MANY * window) for name, fit in fits.items()},
+        "windows, default mode": (_windows(networks_ms.make(network), data * many, window, {}), many * window),
+        **{name: (fit, many * window) for name, fit in fits.items()},
         "loop, plain": (_loop(networks_ms.make(network), data, None), window),
         "loop, Accumulator": (_loop(networks_ms.make(network), data, window), window),
     }
@@ -159,14 +159,14 @@ def build(network: Network, window: int = 4) -> tuple[dict, Callable[..., dict]]
 
 def _windows(network: nn.Cell, data: list[tuple], window: int, options: dict[str, Any]) -> Callable[[], None]:
     train = driver(network, **options).train_process
-    return lambda: train(1, data * MANY, window, report=(), ckpt_path=None)
+    return lambda: train(1, data, window, report=(), ckpt_path=None)
 
 
 def _fit(network: nn.Cell, data: list[tuple], window: int) -> Callable[[], None]:
     """Return what runs windows with MindSpore's `Model`."""
     step = AccumulatedTrainStep((network, networks_ms.loss()), networks_ms.momentum(network), window)
     model = Model(step)
-    micro_batches = [tuple(column.asnumpy() for column in columns) for columns in data * MANY]
+    micro_batches = [tuple(column.asnumpy() for column in columns) for columns in data]
     names = [f"column {number}" for number in range(len(micro_batches[0]))]
     dataset = GeneratorDataset(micro_batches, names, shuffle=False)  # a Transformer has more labels than rows
     return lambda: model.train(1, dataset, callbacks=FlushTail(), dataset_sink_mode=False)
