@@ -23,8 +23,8 @@ LINE = 2000
 def one_line(value: object, most: int = _MAX_LENGTH) -> str:
     """Return a value as one line of visible text, which is cut after `most` characters.
 
-    No terminal obeys it: ESC becomes the text ``\\x1b``. Control and format characters, marks of direction, separators of
-    lines, and halves of surrogate pairs are written as in a Python string. Names and values of files, servers and
+    No terminal obeys it: ESC becomes the text ``\\x1b``. Control and format characters, marks of direction, separators
+    of lines, and halves of surrogate pairs are written as in a Python string. Names and values of files, servers and
     archives are anybody's text.
 
     Args:

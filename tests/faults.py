@@ -1383,7 +1383,7 @@ FAULTS = {
     ),
     "a lock that is a link": Fault(
         "saving/files.py",
-        "        check_own(self.path, in_place=True)",
+        "        check_own(self._given, in_place=True)",
         "        # ",
         "saving/test_states.py::test_lock_that_is_a_link_is_refused[eager]",
     ),

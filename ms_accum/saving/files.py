@@ -43,6 +43,7 @@ class Lock:
     """
 
     def __init__(self, path: str | os.PathLike[str]):
+        self._given = os.fspath(path)
         self.path = os.path.abspath(path)
         self._lock: Any = None
 
@@ -55,7 +56,7 @@ class Lock:
         from filelock import FileLock, Timeout
 
         # Filelock before 3.20.1, which needs Python 3.10, empties the file to which a link leads.
-        check_own(self.path, in_place=True)
+        check_own(self._given, in_place=True)
         self._lock = FileLock(self.path)
         try:
             self._lock.acquire(timeout=0)
