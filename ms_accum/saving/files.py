@@ -11,7 +11,9 @@ import stat
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
+
+from filelock import FileLock, Timeout
 
 _STAGING = ".saving-"
 _STATE = re.compile(r"state-([0-9]{8,})\.safetensors")
@@ -45,7 +47,7 @@ class Lock:
     def __init__(self, path: str | os.PathLike[str]):
         self._given = os.fspath(path)
         self.path = os.path.abspath(path)
-        self._lock: Any = None
+        self._lock: FileLock | None = None
 
     def take(self) -> bool:
         """Lock the file; return False if another process has locked it.
@@ -53,8 +55,6 @@ class Lock:
         Raises:
             OSError: If it is a link, or can't be written.
         """
-        from filelock import FileLock, Timeout
-
         # Filelock before 3.20.1, which needs Python 3.10, empties the file to which a link leads.
         check_own(self._given, in_place=True)
         self._lock = FileLock(self.path)
