@@ -18,12 +18,13 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ms_accum.saving.files import Lock, check_own, remove_leftovers, states_in, write_bytes
+from ms_accum.saving.files import check_own, remove_leftovers, states_in, write_bytes
 
 from .command import FlagError
 
 if TYPE_CHECKING:
     from ms_accum import Group
+    from ms_accum.saving.lock import Lock
 
 RUNS, CONFIG, METRICS, STATES, MODEL = "runs", "config.json", "metrics.jsonl", "states", "gradient_accumulation.ckpt"
 _NUMBER = re.compile("[0-9]{3}|[1-9][0-9]{3,4}")  # not 5 or 20261129, which a user has named by --output_dir
@@ -115,6 +116,8 @@ def _claim(args: argparse.Namespace, folder: Folder) -> list[Lock]:
 
 def _locked(path: str, used: str) -> Lock:
     """Return a lock, or raise the error that another process holds it."""
+    from ms_accum.saving.lock import Lock
+
     lock = Lock(path)
     if not lock.take():
         raise RuntimeError(used)

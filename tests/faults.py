@@ -1382,7 +1382,7 @@ FAULTS = {
         "programs/test_metrics.py::test_results_by_class_are_lists[eager]",
     ),
     "a lock that is a link": Fault(
-        "saving/files.py",
+        "saving/lock.py",
         "        check_own(self._given, in_place=True)",
         "        # ",
         "saving/test_states.py::test_lock_that_is_a_link_is_refused[eager]",

@@ -16,7 +16,8 @@ from typing import Any, Callable, NamedTuple
 from .. import _check
 from ..ranks.agreement import agree
 from ..ranks.group import Group
-from .files import Lock, absolute, number_of, remove_leftovers, states_in, write_whole
+from .files import absolute, number_of, remove_leftovers, states_in, write_whole
+from .lock import Lock
 from .training_state import CheckpointError, TrainingState, digest_of, most_bytes, read, write
 
 _OWNER = "Checkpointer"

@@ -13,8 +13,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Callable
 
-from filelock import FileLock, Timeout
-
 _STAGING = ".saving-"
 _STATE = re.compile(r"state-([0-9]{8,})\.safetensors")
 # Windows can't open a folder, and some file systems can't flush one. The file in it is complete all the same.
@@ -35,46 +33,6 @@ def states_in(folder: str | os.PathLike[str]) -> list[Path]:
 def number_of(state: Path) -> int:
     """Return the number of a training state."""
     return int(state.stem.partition("-")[2])
-
-
-class Lock:
-    """A file that is locked while a run uses its folder, or a file beside it, and until the process ends.
-
-    Args:
-        path (str): the path of the file.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]):
-        self._given = os.fspath(path)
-        self.path = os.path.abspath(path)
-        self._lock: FileLock | None = None
-
-    def take(self) -> bool:
-        """Lock the file; return False if another process has locked it.
-
-        Raises:
-            OSError: If it is a link, or can't be written.
-        """
-        # Filelock before 3.20.1, which needs Python 3.10, empties the file to which a link leads.
-        check_own(self._given, in_place=True)
-        self._lock = FileLock(self.path)
-        try:
-            self._lock.acquire(timeout=0)
-        except Timeout:
-            return False
-        self._status = os.stat(self.path)
-        return True
-
-    def is_in_place(self) -> bool:
-        """Return whether its path still leads to the locked file: the folder may have been moved or removed."""
-        with suppress(OSError):
-            return os.path.samestat(os.stat(self.path), self._status)
-        return False
-
-    def release(self) -> None:
-        """Unlock the file, if it is locked."""
-        if self._lock is not None:
-            self._lock.release()
 
 
 def read_file(path: str | os.PathLike[str], most: int) -> bytes:
