@@ -23,7 +23,7 @@ from .results import code, groups, part, records, rows
 
 # With what our time is compared: the faster contender of each kind.
 _OTHERS = {
-    "tutorials": TUTORIALS,
+    "tutorials": (*TUTORIALS, "tutorial-2.x"),
     "torch": ("torch", "torch-compile"),
     "jax": ("jax-multisteps", "jax-scan"),
 }
@@ -170,7 +170,7 @@ def _lengths(measured: Rows) -> Lines:
         time = f"{row['us']:.0f} ({row['us_min']:.0f}–{row['us_max']:.0f})"
         ratio = f"{row['ratio']:.2f} ({row['ratio_min']:.2f}–{row['ratio_max']:.2f})" if row["shapes"] > 1 else ""
         shown = row["distribution"], row["shapes"], f"{row['padding']:.0%}", row["graphs"]
-        yield [*shown, time, ratio, f"{row['load']:.0f}"]
+        yield [*shown, time, ratio, f"{row['load']:.1f}"]
 
 
 def _runs() -> Lines:
@@ -188,7 +188,8 @@ def _times_of_ranks(measured: Rows) -> Lines:
     """Ratios to one process."""
     for key, mine in groups(measured, "network", "ranks", "window").items():
         by_way = {row["way"]: row for row in mine}
-        ratios = (f"{by_way[way]['ratio']:.2f}" for way in ranks.WAYS)
+        # Windows of 1 have no ranks that never communicate.
+        ratios = (f"{by_way[way]['ratio']:.2f}" if way in by_way else "-" for way in (ranks.APART, *ranks.WAYS))
         yield [*key, f"{by_way[ranks.ONE]['ms']:,.0f}", *ratios]
 
 
